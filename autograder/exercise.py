@@ -1,0 +1,165 @@
+"""An exercise: a contract, the cases that probe it, and the programs known to be right or wrong."""
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from .lab import Lab, Mismatch, NotStarted, Observation, in_process
+
+VALUES, CONTRACT = "values", "contract"
+
+
+@dataclass(frozen=True)
+class Case:
+    """`probe(lab)` returns, or raises Mismatch.
+
+    kind "values": what the program computes. kind "contract": what is promised beside it (refusals, dtypes, memory);
+    a program can be recognised although it breaks some of these too.
+    """
+
+    title: str
+    probe: Callable[[Lab], None]
+    kind: str = VALUES
+
+
+@dataclass(frozen=True)
+class Program:
+    """A known program. `why` is the sentence that a learner reads when theirs is this one."""
+
+    id: str
+    namespace: Mapping[str, Any]
+    why: str
+
+
+@dataclass
+class Trial:
+    """One case, tried on one lab."""
+
+    case: Case
+    passed: bool
+    message: str = ""
+    figure: Any = None
+    transcript: list[Observation] = field(default_factory=list)
+    mutated: bool = False
+    signature: tuple | None = None
+
+
+@dataclass
+class Exercise:
+    """Declared once, in a file of its own under autograder/exercises/<session's module>/.
+
+    `step` is its place in the session; `hides` says which fault would not show at which size; `tensor` exercises share
+    the standard checks and faults of standard.py.
+    """
+
+    name: str
+    step: int
+    points: int
+    minutes: int
+    difficulty: int
+    importance: int
+    summary: str
+    hints: tuple[str, str, str]
+    tensor: bool = True
+    hides: str = ""
+    session: str = ""
+    module: str = ""
+    cases: list[Case] = field(default_factory=list)
+    rights: list[Program] = field(default_factory=list)
+    wrongs: list[Program] = field(default_factory=list)
+
+    def case(self, title: str, kind: str = VALUES):
+        """Register the decorated `probe(lab)`. Cases run in the order of the file: values first, then promises."""
+        def add(probe):
+            self.cases.append(Case(title, probe, kind))
+            return probe
+        return add
+
+    def right(self, program):
+        """Register a program that must pass: a function or class, named for its style."""
+        self.rights.append(self._program(program, program.__name__.replace("_", "-")))
+        return program
+
+    def wrong(self, program):
+        """Register a program that must fail and be named. Its docstring is what the learner reads.
+
+        The id is the function's name with dashes, or the class's CamelCase name taken apart.
+        """
+        if not inspect.getdoc(program):
+            raise ValueError(f"{self.name}: the wrong program {program.__name__} needs its sentence (a docstring)")
+        self.wrongs.append(self._program(program, _dashed(program.__name__)))
+        return program
+
+    def _program(self, program, id_):
+        namespace = program if isinstance(program, Mapping) else {self.name: program}
+        return Program(id_, namespace, " ".join((inspect.getdoc(program) or "").split()))
+
+    def program(self, id_: str) -> Program:
+        """The right or wrong program of that id."""
+        return next(p for p in self.rights + self.wrongs if p.id == id_)
+
+    def attempt(self, case: Case, lab: Lab) -> Trial:
+        """Run one case. NotStarted and Gone pass through."""
+        try:
+            case.probe(lab)
+            trial = Trial(case, True)
+        except Mismatch as m:
+            trial = Trial(case, False, str(m), m.figure)
+        except (NotStarted, KeyboardInterrupt):
+            raise
+        trial.transcript, trial.mutated, trial.signature = lab.transcript, bool(lab.mutated), lab.signature
+        if trial.passed and trial.mutated:
+            trial.passed = False
+            trial.message = f"{lab.mutated[0]} changed a tensor that it was given"
+        return trial
+
+    def try_program(self, program: Program) -> list[Trial]:
+        """All cases on a known program, in this process. Computed once: known programs are deterministic."""
+        if program.id not in self._trials:
+            self._trials[program.id] = [self._try_case(case, program) for case in self.cases]
+        return self._trials[program.id]
+
+    def _try_case(self, case, program):
+        lab = in_process(program.namespace)
+        try:
+            return self.attempt(case, lab)
+        finally:
+            lab.close()
+
+    @cached_property
+    def _trials(self) -> dict[str, list[Trial]]:
+        return {}
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two observed values are one answer: equal shapes and dtypes, numbers within tolerance, NaN equal."""
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        coarse = a.dtype in (torch.float16, torch.bfloat16)
+        rtol, atol = (2e-2, 1e-2) if coarse else (1e-5, 1e-6) if a.dtype == torch.float32 else (1e-7, 1e-9)
+        return torch.allclose(a.double(), b.double(), rtol=rtol, atol=atol, equal_nan=True)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, float) and isinstance(b, float):
+        return a == b or abs(a - b) <= 1e-9 * max(abs(a), abs(b)) or (a != a and b != b)
+    return type(a) is type(b) and a == b
+
+
+def same_transcript(a: list[Observation], b: list[Observation]) -> bool:
+    """Whether two programs gave the same answers to the same questions."""
+    return len(a) == len(b) and all(x.error == y.error and same(x.value, y.value)
+                                    for x, y in zip(a, b, strict=True))
+
+
+def _dashed(name: str) -> str:
+    if "_" in name or name.islower():
+        return name.strip("_").replace("_", "-")
+    return "".join(f"-{c.lower()}" if c.isupper() else c for c in name).strip("-")

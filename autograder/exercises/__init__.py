@@ -1,0 +1,78 @@
+"""The only room that knows an expected answer: one folder a session, one file an exercise."""
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from ..exercise import Exercise
+
+
+@dataclass(frozen=True)
+class Session:
+    """One course session; the same name in every room."""
+
+    id: str
+    title: str
+    module: str
+    minutes: int
+
+    @property
+    def number(self) -> str:
+        return self.id.split("-")[0]
+
+    @cached_property
+    def exercises(self) -> tuple[Exercise, ...]:
+        """In the order of their steps."""
+        package = importlib.import_module(f"{__name__}.{self.module}")
+        found = {}
+        for info in pkgutil.iter_modules(package.__path__):
+            exercise = getattr(importlib.import_module(f"{package.__name__}.{info.name}"), "exercise", None)
+            if exercise is not None:
+                exercise.session, exercise.module = self.id, self.module
+                found[exercise.name] = exercise
+        return tuple(sorted(found.values(), key=lambda e: e.step))
+
+
+SESSIONS = (
+    Session("00-start", "Start", "warmup", 10),
+    Session("01-shape-machine", "The shape machine", "shapes", 75),
+)
+
+
+@cache
+def all_exercises() -> tuple[Exercise, ...]:
+    return tuple(e for s in SESSIONS for e in s.exercises)
+
+
+def session(name: str) -> Session:
+    """A session by id, number or module."""
+    for candidate in SESSIONS:
+        if name in (candidate.id, candidate.number, candidate.module):
+            return candidate
+    raise LookupError(_unknown(name))
+
+
+def find(name: str) -> Exercise:
+    """An exercise by name. LookupError names the nearest ones."""
+    for exercise in all_exercises():
+        if exercise.name == name:
+            return exercise
+    raise LookupError(_unknown(name))
+
+
+def select(name: str) -> list[Exercise]:
+    """The exercises that a name stands for: an exercise, or a session's id, number or module."""
+    try:
+        return list(session(name).exercises)
+    except LookupError:
+        return [find(name)]
+
+
+def _unknown(name: str) -> str:
+    known = [e.name for e in all_exercises()] + [s.id for s in SESSIONS]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return (f"there is no exercise or session {name!r}"
+            + (f"; did you mean {' or '.join(near)}?" if near else "; `mha exercises` lists them all"))

@@ -1,0 +1,1 @@
+"""Session 00, start."""

@@ -1,0 +1,86 @@
+"""The grader: an exercise, a lab folder, a Report. All that a learner's program can do ends in a Report."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from . import lab as labs
+from .diagnosis import diagnose
+from .exercise import Exercise, Trial
+from .report import NOT_REACHED, CaseResult, Report
+from .sandbox import Limits, Sandbox
+
+
+class Grader:
+    """Warm after the first check. Use as a context manager, or call close().
+
+    walls: "required" refuses to run without a sandbox (SandboxError), "auto" says so and goes on, "off" uses none.
+    """
+
+    def __init__(self, walls: str = "auto", limits: Limits | None = None):
+        self._sandbox = Sandbox(walls, limits)
+
+    @property
+    def walled(self) -> bool:
+        return self._sandbox.walled
+
+    @property
+    def walls_description(self) -> str:
+        """What stands between learner code and this machine."""
+        return self._sandbox.description
+
+    def __enter__(self) -> Grader:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._sandbox.close()
+
+    def check(self, exercises: Iterable[Exercise], folder: Path | str) -> list[Report]:
+        """One Report an exercise, for the lab in `folder`/mha_lab."""
+        return [self._check(exercise, Path(folder)) for exercise in exercises]
+
+    def _check(self, exercise: Exercise, folder: Path) -> Report:
+        report = Report(exercise.name, exercise.session, "passed", exercise.points, exercise.points)
+        trials: list[Trial] = []
+        status, why = "", ""
+        lab = None
+        try:
+            files = labs.read_lab(folder, exercise.module)
+            for case in exercise.cases:
+                if lab is None:
+                    lab = labs.in_worker(self._sandbox, exercise.module, files)
+                lab.begin()
+                trials.append(exercise.attempt(case, lab))
+        except labs.NotStarted as e:
+            status, why = "not_started", str(e)
+        except labs.Gone as e:
+            status, why = e.kind, str(e)
+        except labs.WireError as e:
+            status, why = "error", str(e)
+        finally:
+            if lab is not None:
+                lab.close()
+        return self._conclude(report, exercise, trials, status, why)
+
+    @staticmethod
+    def _conclude(report: Report, exercise: Exercise, trials: list[Trial], status: str, why: str) -> Report:
+        report.cases = [CaseResult(t.case.title, "passed" if t.passed else "failed", t.message) for t in trials]
+        failing = [t for t in trials if not t.passed]
+        if status == "not_started" and trials and any(t.passed for t in trials):
+            status = "failed"  # some of it is written
+        if status:
+            title = exercise.cases[len(trials)].title if len(trials) < len(exercise.cases) else "the program"
+            report.cases.append(CaseResult(title, status, why))
+            report.cases += [CaseResult(c.title, status, NOT_REACHED) for c in exercise.cases[len(trials) + 1:]]
+        if failing and len(trials) == len(exercise.cases):
+            report.diagnosis = diagnose(exercise, trials)
+        if failing:
+            named = report.diagnosis and next((t for t in failing if t.message == report.diagnosis.evidence), None)
+            report.figure = (named or failing[0]).figure or next((t.figure for t in failing if t.figure), None)
+        report.status = status or ("failed" if failing else "passed")
+        if report.status != "passed":
+            report.score = 0
+        return report

@@ -1,0 +1,40 @@
+"""What a call asked torch for: operators dispatched, and new storages in bytes."""
+from __future__ import annotations
+
+from collections import Counter as Tally
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+CONTRACTIONS = {"mm", "bmm", "addmm", "baddbmm", "addbmm", "matmul", "linear", "mv", "dot"}
+
+
+class Counter(TorchDispatchMode):
+    """Counts operators by name and remembers the bytes of every storage that appears first as a result."""
+
+    def __init__(self):
+        super().__init__()
+        self.operators: Tally[str] = Tally()
+        self._known: dict[int, torch.UntypedStorage] = {}
+        self._new: list[int] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.operators[function.overloadpacket.__name__] += 1
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, torch.Tensor):
+                self._known.setdefault(leaf.untyped_storage().data_ptr(), leaf.untyped_storage())
+        result = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                storage = leaf.untyped_storage()
+                if storage.data_ptr() not in self._known:
+                    self._known[storage.data_ptr()] = storage
+                    self._new.append(storage.nbytes())
+        return result
+
+    def facts(self) -> dict:
+        """{"operators": {name: calls}, "contractions": int, "new_storages": [bytes, ...]}"""
+        return {"operators": dict(self.operators),
+                "contractions": sum(n for name, n in self.operators.items() if name in CONTRACTIONS),
+                "new_storages": list(self._new)}
