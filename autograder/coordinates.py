@@ -58,7 +58,8 @@ def recover_strides(out: torch.Tensor) -> tuple[int, tuple[int, ...]] | None:
 
 
 def visible_sets(out: torch.Tensor, k_len: int) -> list[frozenset[int] | None]:
-    """For each query, the keys that it averaged, when V[key] = 2^key and all scores are equal; None if no set fits.
+    """For each query, the keys that it averaged, when V[key] = 2^key and all scores are equal; None if no set
+    fits, or two do (with up to 6 keys none is ambiguous; {0,2,6} and {2,3,4,6} are).
 
     `out` holds one number a query, in any shape.
     """
@@ -68,12 +69,13 @@ def visible_sets(out: torch.Tensor, k_len: int) -> list[frozenset[int] | None]:
 def _average_of(mean: float, k_len: int) -> frozenset[int] | None:
     if not math.isfinite(mean):
         return None
+    fits = []
     for count in range(1, k_len + 1):
         total = mean * count
         whole = round(total)
         if abs(total - whole) < 1e-6 and 0 < whole < 1 << k_len and whole.bit_count() == count:
-            return frozenset(k for k in range(k_len) if whole >> k & 1)
-    return None
+            fits.append(frozenset(k for k in range(k_len) if whole >> k & 1))
+    return fits[0] if len(fits) == 1 else None
 
 
 def head_map(out: torch.Tensor, markers: torch.Tensor) -> list[int | None]:

@@ -29,6 +29,10 @@ class Grader:
         """What stands between learner code and this machine."""
         return self._sandbox.description
 
+    def prepare(self) -> None:
+        """Start warming up, without waiting."""
+        self._sandbox.prepare()
+
     def __enter__(self) -> Grader:
         return self
 
@@ -58,8 +62,6 @@ class Grader:
             status, why = "not_started", str(e)
         except labs.Gone as e:
             status, why = e.kind, str(e)
-        except labs.WireError as e:
-            status, why = "error", str(e)
         finally:
             if lab is not None:
                 lab.close()

@@ -220,10 +220,13 @@ class Lab:
         header, blob = packer.message(packer.pack(body))
         self._inputs = packer.tensors
         self._numbers = {id(t): m["storage"] for t, m in zip(packer.tensors, packer.meta, strict=True)}
-        reply = wire.Unpacker(*self._transport.request(header, blob), layouts=False)
-        decoded = reply.unpack(reply.body)
-        if not isinstance(decoded, dict):
-            raise WireError("an answer that is no answer")
+        try:
+            reply = wire.Unpacker(*self._transport.request(header, blob), layouts=False)
+            decoded = reply.unpack(reply.body)
+            if not isinstance(decoded, dict):
+                raise WireError("an answer that is no answer")
+        except WireError as e:
+            raise Gone(str(e)) from e
         if "gone" in decoded or "refused" in decoded:
             raise Gone(_epitaph(decoded))
         return decoded, reply
@@ -302,8 +305,6 @@ def in_worker(sandbox, module: str, files: Mapping[str, bytes]) -> Lab:
                        "timeout") from None
         except (EOFError, ConnectionError, BrokenPipeError):
             raise Gone(_last_words(channel, limits)) from None
-        except WireError as e:
-            raise Gone(str(e)) from None
 
     transport = _Transport(exchange, channel.close)
     lab = Lab(transport)

@@ -103,10 +103,14 @@ class Sandbox:
         if walls == "required" and not able:
             raise SandboxError(f"{self.description}. Learner code is not graded without walls; "
                                "install them, or ask for walls=\"off\" if you trust every submission.")
-        self.walled, self.limits = able, limits or Limits()
+        self.walled, self.limits, self._warm = able, limits or Limits(), False
         self._process = self._control = self._plain_root = None
 
-    def _start(self) -> None:
+    def prepare(self) -> None:
+        """Start the warm parent without waiting for it."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.close()
         ours, theirs = socket.socketpair()
         theirs.set_inheritable(True)
         if self.walled:
@@ -117,10 +121,12 @@ class Sandbox:
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
                                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
         theirs.close()
-        ours.settimeout(120)
-        self._control = ours
+        self._control, self._warm = ours, False
+
+    def _await(self) -> None:
+        self._control.settimeout(120)
         try:
-            line = ours.recv(4096)
+            line = self._control.recv(4096)
         except TimeoutError:
             line = b""
         if not line:
@@ -128,12 +134,13 @@ class Sandbox:
             why = self._process.communicate()[1].decode(errors="replace").strip().splitlines()
             self.close()
             raise SandboxError(f"the worker did not start: {why[-1] if why else 'no reason given'}")
+        self._warm = True
 
     def open(self) -> socket.socket:
         """A channel to a fresh child. Closing it kills the child and everything that it started."""
-        if self._process is None or self._process.poll() is not None:
-            self.close()
-            self._start()
+        self.prepare()
+        if not self._warm:
+            self._await()
         ours, theirs = socket.socketpair()
         limits = asdict(self.limits)
         if not self.walled:

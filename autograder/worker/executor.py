@@ -15,8 +15,8 @@ _equal, _clone, _no_grad = torch.equal, torch.Tensor.clone, torch.no_grad
 class Executor:
     """`resolve(name)` finds a public name of the learner's module; `ask(header, blob)` calls back to the grader."""
 
-    def __init__(self, resolve, ask=None):
-        self._resolve, self._ask = resolve, ask
+    def __init__(self, resolve, ask=None, limit: int | None = None):
+        self._resolve, self._ask, self._limit = resolve, ask, limit
         self._handles: list[Any] = []
         self._last = None
 
@@ -56,7 +56,7 @@ class Executor:
             return self._reply({"error": error, "mutated": mutated})
         known = {t.untyped_storage().data_ptr(): unpacker.layouts[id(t)].storage for t in unpacker.tensors
                  if t.untyped_storage().data_ptr()}
-        packer = Packer(layouts=False, known=known, handles=self._handles)
+        packer = Packer(layouts=False, known=known, handles=self._handles, limit=self._limit)
         tree = packer.pack(value)
         self._last = (packer.tensors, unpacker.tensors, target)
         facts = {"value": tree, "mutated": mutated}

@@ -48,7 +48,7 @@ def serve(channel, workspace: str, frame_limit: int) -> None:
         wire.send(channel, header, blob)
         return wire.receive(channel, frame_limit)
 
-    executor = Executor(resolve, ask)
+    executor = Executor(resolve, ask, frame_limit)
     while True:
         try:
             request = wire.receive(channel, frame_limit)

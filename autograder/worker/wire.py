@@ -71,11 +71,13 @@ class Packer:
 
     `layouts=True` sends whole storages, so that strides, offsets and aliases arrive as they are; otherwise each
     tensor's values travel contiguously and its layout is only described. `known` are storages (data pointers)
-    that already have a number on the other side.
+    that already have a number on the other side. Above `limit` bytes of tensors, WireError.
     """
 
-    def __init__(self, layouts: bool, known: dict[int, int] | None = None, handles=None, callbacks=None):
+    def __init__(self, layouts: bool, known: dict[int, int] | None = None, handles=None, callbacks=None,
+                 limit: int | None = None):
         self.layouts, self.storages = layouts, dict(known or {})
+        self._limit, self._bytes = limit, 0
         self.handles, self.callbacks = handles, callbacks
         self.tensors: list[torch.Tensor] = []
         self.meta: list[dict] = []
@@ -122,6 +124,9 @@ class Packer:
             return self._seen[id(tensor)]
         index = self._seen[id(tensor)] = len(self.tensors)
         self.tensors.append(tensor)
+        self._bytes += tensor.numel() * tensor.element_size()
+        if self._limit is not None and self._bytes > self._limit:
+            raise WireError(f"{self._bytes:,} bytes were returned; the limit is {self._limit:,}")
         plain = tensor.detach()
         if type(plain) is not torch.Tensor:
             plain = plain.as_subclass(torch.Tensor)

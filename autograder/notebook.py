@@ -1,0 +1,158 @@
+"""What people call in JupyterLab: check, hint, solution, progress, predict. Each shows a panel and returns None."""
+from __future__ import annotations
+
+import ast
+import atexit
+import html
+import os
+from functools import cache
+from typing import Any
+
+from IPython.display import HTML, display
+
+from .exercises import SESSIONS, select
+from .exercises import find as _find
+from .grading import Grader
+from .progress import Progress, find_lab
+from .report import MARKS, WORDS, Report
+from .sandbox import Limits, SandboxError
+
+__all__ = ["check", "hint", "solution", "progress", "predict"]
+
+_BOX = ("border:1px solid rgba(127,127,127,.45);border-radius:6px;padding:.6em .9em;margin:.4em 0;"
+        "font-family:system-ui,sans-serif;font-size:14px;line-height:1.45;max-width:62em")
+
+
+@cache
+def _grader() -> Grader:
+    limits = Limits(wall=float(os.environ.get("MHA_WALL_SECONDS", Limits.wall)))
+    grader = Grader("auto", limits)
+    atexit.register(grader.close)
+    return grader
+
+
+def check(*names: str) -> None:
+    """Check exercises (or whole sessions) as they stand in `mha_lab/` on disk, and show one panel for each."""
+    try:
+        lab = find_lab()
+        exercises = [e for name in names for e in select(name)]
+        if not exercises:
+            raise LookupError('name an exercise: check("split_heads")')
+        reports = _grader().check(exercises, lab)
+    except (LookupError, SandboxError) as e:
+        return _say(str(e))
+    kept = Progress(lab)
+    for exercise, report in zip(exercises, reports, strict=True):
+        kept.record(report)
+        display(Panel(report, _hint_line(exercise, kept)))
+    if not _grader().walled and _first_time():
+        _say(f"Note: {_grader().walls_description}.")
+
+
+class Panel:
+    """A Report as JupyterLab and a text console show it."""
+
+    def __init__(self, report: Report, below: str = ""):
+        self._report, self._below = report, below
+
+    def _repr_html_(self) -> str:
+        return self._report.to_html() + (self._below if self._report.status != "passed" else "")
+
+    def __repr__(self) -> str:
+        return self._report.to_text()
+
+
+@cache
+def _first_time() -> bool:
+    return not _first_time.cache_info().hits
+
+
+def _hint_line(exercise, kept: Progress) -> str:
+    step = min(kept.exercise(exercise.name)["hints"], len(exercise.hints) - 1)
+    return (f'<details class="mha-hint" style="{_BOX}"><summary>Hint {step + 1} of {len(exercise.hints)}</summary>'
+            f"{html.escape(exercise.hints[step])}</details>")
+
+
+def hint(name: str) -> None:
+    """Show the next of an exercise's three hints."""
+    try:
+        exercise, kept = _find(name), Progress(find_lab())
+    except LookupError as e:
+        return _say(str(e))
+    step = kept.next_hint(name, len(exercise.hints))
+    _say(exercise.hints[step - 1], f"Hint {step} of {len(exercise.hints)}, {name}")
+
+
+def solution(name: str) -> None:
+    """Show the course's own answer. Off in a released classroom assignment."""
+    from .publish import solution_source
+    try:
+        exercise, kept = _find(name), Progress(find_lab())
+    except LookupError as e:
+        return _say(str(e))
+    if not kept.kept:
+        return _say("Solutions are shown in a self-study workspace (`mha start DIR` makes one), "
+                    "not in an assignment that is graded.")
+    source = html.escape(solution_source(exercise))
+    display(HTML(f'<details class="mha-solution" style="{_BOX}"><summary>The course\'s answer to <code>{name}</code>'
+                 f"</summary><pre>{source}</pre></details>"))
+
+
+def progress() -> None:
+    """Show every session: exercises, points, and the named mistakes that were met and beaten."""
+    try:
+        kept = Progress(find_lab())
+    except LookupError as e:
+        return _say(str(e))
+    rows = ""
+    for session in SESSIONS:
+        for exercise in session.exercises:
+            entry = kept.exercise(exercise.name)
+            met = ", ".join(f"{i}{' ✓' if i in entry['beaten'] else ''}" for i in entry["met"])
+            rows += (f"<tr><td>{session.number}</td><td><code>{exercise.name}</code></td>"
+                     f"<td>{MARKS[entry['status']]} {WORDS[entry['status']]}</td>"
+                     f"<td>{entry['best']:g} of {exercise.points}</td><td>{html.escape(met)}</td></tr>")
+    total = sum(e.points for s in SESSIONS for e in s.exercises)
+    done = sum(kept.exercise(e.name)["best"] for s in SESSIONS for e in s.exercises)
+    display(HTML(f'<table class="mha-progress"><caption>{done:g} of {total} points</caption><tr><th>session</th>'
+                 f"<th>exercise</th><th>last check</th><th>points</th><th>mistakes met (✓ beaten)</th></tr>{rows}"
+                 "</table>"))
+
+
+def predict(id: str, value: Any) -> None:
+    """Commit to a prediction before you look: a plain literal. `None` means that you have not yet."""
+    try:
+        literal = ast.literal_eval(repr(value))
+    except (ValueError, SyntaxError):
+        return _say("A prediction is a plain value: a number, a text, True or False, or a tuple or list of these.")
+    if literal is None:
+        return _say("Write your prediction in place of None, and run the cell again. Then read on.")
+    try:
+        kept = Progress(find_lab())
+    except LookupError as e:
+        return _say(str(e))
+    before = kept.prediction(id)
+    kept.predict(id, literal)
+    changed = f" (before: {before})" if before not in (None, repr(literal)) else ""
+    _say(f"Noted: {literal!r}{changed}. Now look.")
+
+
+def _say(text: str, title: str = "") -> None:
+    head = f"<b>{html.escape(title)}</b><br>" if title else ""
+    display(_Message(f'<div class="mha-message" style="{_BOX}">{head}{html.escape(text)}</div>',
+                     f"{title}: {text}" if title else text))
+
+
+class _Message:
+    def __init__(self, markup: str, plain: str):
+        self._markup, self._plain = markup, plain
+
+    def _repr_html_(self) -> str:
+        return self._markup
+
+    def __repr__(self) -> str:
+        return self._plain
+
+
+if "JPY_PARENT_PID" in os.environ:  # inside a kernel: start the worker while the learner reads
+    _grader().prepare()
