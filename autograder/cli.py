@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,9 @@ def main() -> None:
         app()
     except (LookupError, PublishError, SandboxError, NotADirectoryError) as e:
         err.print(f"[red]mha:[/red] {escape(str(e.args[0] if e.args else e))}", highlight=False)
+        raise SystemExit(COULD_NOT_RUN) from None
+    except Exception:
+        traceback.print_exc()
         raise SystemExit(COULD_NOT_RUN) from None
 
 
@@ -57,7 +61,8 @@ def start(folder: Annotated[Path, typer.Argument(metavar="DIR")] = Path("mha-wor
 @app.command()
 def check(names: Annotated[list[str] | None, typer.Argument(metavar="[EXERCISE or SESSION ...]")] = None,
           lab: Lab = None, as_json: AsJson = False,
-          walls: Annotated[str, typer.Option(help="auto, required (refuse without a sandbox) or off.")] = "auto") -> None:
+          walls: Annotated[str, typer.Option(help="auto, required (refuse without a sandbox) or off.")] = "auto"
+          ) -> None:
     """Check exercises. Exit code 0: all pass; 1: one does not; 2: could not run."""
     from .exercises import all_exercises, select
     from .grading import Grader
@@ -151,7 +156,7 @@ def exercises(as_json: AsJson = False) -> None:
 
 
 @app.command()
-def build(check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if something would change.")] = False
+def build(check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if drift is found.")] = False
           ) -> None:
     """Cut the stubs from the solutions, and make nbgrader's source from the text notebooks."""
     from .publish import build as make

@@ -19,6 +19,7 @@ from .sandbox import Limits, SandboxError
 
 __all__ = ["check", "hint", "solution", "progress", "predict"]
 
+_said: set[str] = set()
 _BOX = ("border:1px solid rgba(127,127,127,.45);border-radius:6px;padding:.6em .9em;margin:.4em 0;"
         "font-family:system-ui,sans-serif;font-size:14px;line-height:1.45;max-width:62em")
 
@@ -45,7 +46,8 @@ def check(*names: str) -> None:
     for exercise, report in zip(exercises, reports, strict=True):
         kept.record(report)
         display(Panel(report, _hint_line(exercise, kept)))
-    if not _grader().walled and _first_time():
+    if not _grader().walled and "walls" not in _said:
+        _said.add("walls")
         _say(f"Note: {_grader().walls_description}.")
 
 
@@ -60,11 +62,6 @@ class Panel:
 
     def __repr__(self) -> str:
         return self._report.to_text()
-
-
-@cache
-def _first_time() -> bool:
-    return not _first_time.cache_info().hits
 
 
 def _hint_line(exercise, kept: Progress) -> str:

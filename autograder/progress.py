@@ -11,7 +11,7 @@ from .report import Report
 
 
 def find_lab(start: Path | str | None = None) -> Path:
-    """The nearest folder at or above `start` (the working directory) that holds `mha_lab/`. LookupError if none does."""
+    """The nearest folder at or above `start` (the working directory) that holds `mha_lab/`; else LookupError."""
     here = Path(start or Path.cwd()).resolve()
     for folder in (here, *here.parents):
         if (folder / "mha_lab").is_dir():

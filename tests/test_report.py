@@ -7,7 +7,8 @@ from autograder.report import STATUSES, CaseResult, Diagnosis, Figure, Report
 def report(**changes):
     base = dict(exercise="split_heads", session="01-shape-machine", status="failed", score=0, points=3,
                 cases=[CaseResult("layout", "failed", "heads[0,1] holds <b>")],
-                diagnosis=Diagnosis(["relabelled-bytes"], "relabelled bytes", "`view` renames & moves nothing.", "here"))
+                diagnosis=Diagnosis(["relabelled-bytes"], "relabelled bytes", "`view` renames & moves nothing.",
+                                    "here"))
     return Report(**{**base, **changes})
 
 

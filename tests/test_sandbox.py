@@ -101,8 +101,8 @@ def probe():
     ("def probe():\n    while True: pass", "never ends"),
     ("import os\ndef probe():\n    os._exit(0)", "exit 0"),
     ("import ctypes\ndef probe():\n    ctypes.string_at(0)", "crashed"),
-    ("import os\nfor fd in range(3, 30):\n    try: os.write(fd, b'\\0' * 64)\n    except OSError: pass\ndef probe():\n    return 1",
-     "garbled"),
+    ("import os\nfor fd in range(3, 30):\n    try: os.write(fd, b'\\0' * 64)\n    except OSError: pass\n"
+     "def probe():\n    return 1", "garbled"),
 ])
 def test_a_program_that_does_not_answer_is_gone_with_a_reason(source, word):
     box = Sandbox("required", Limits(wall=2))
@@ -113,7 +113,7 @@ def test_a_program_that_does_not_answer_is_gone_with_a_reason(source, word):
 
 @pytest.mark.parametrize("source, word", [
     ("import torch\ndef probe():\n    return torch.ones(10**10)", "more memory"),
-    ("import os\ndef probe():\n    for _ in range(10**6):\n        if os.fork() == 0: os._exit(0) if False else __import__('time').sleep(9)",
+    ("import os, time\ndef probe():\n    for _ in range(10**6):\n        if os.fork() == 0: time.sleep(9)",
      "BlockingIOError"),
     ("import torch\ndef probe():\n    return torch.zeros(10**8)", "bytes were returned"),
     ("def probe():\n    f = [open('/tmp/x', 'w') for _ in range(10**4)]", "Too many open files"),

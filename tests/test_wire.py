@@ -28,7 +28,8 @@ def test_plain_values_arrive_as_they_are(value):
     assert got == value and isinstance(got, tuple if isinstance(value, tuple) else type(value))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool,
+                                   torch.int64])
 def test_tensors_arrive_bitwise(dtype):
     tensor = torch.arange(6).reshape(2, 3).to(dtype)
     got, _ = across(tensor)
@@ -67,7 +68,8 @@ def test_a_tensor_subclass_arrives_plain():
     assert type(got) is torch.Tensor
 
 
-@pytest.mark.parametrize("header", [b"", b"[]", b"{}", b'{"body": 1}', b'{"body": {"t": 0}, "tensors": [{"blob": "t0"}]}'])
+@pytest.mark.parametrize("header", [b"", b"[]", b"{}", b'{"body": 1}',
+                                    b'{"body": {"t": 0}, "tensors": [{"blob": "t0"}]}'])
 def test_garbage_is_refused(header):
     with pytest.raises(wire.WireError):
         wire.Unpacker(header, b"", layouts=False)
