@@ -64,14 +64,17 @@ def check(names: Annotated[list[str] | None, typer.Argument(metavar="[EXERCISE o
           walls: Annotated[str, typer.Option(help="auto, required (refuse without a sandbox) or off.")] = "auto"
           ) -> None:
     """Check exercises. Exit code 0: all pass; 1: one does not; 2: could not run."""
-    from .exercises import all_exercises, select
-    from .grading import Grader
-    from .progress import Progress
+    from .sandbox import Sandbox
     if walls not in ("auto", "required", "off"):
         raise LookupError(f"--walls is auto, required or off, not {walls!r}")
     folder = _lab(lab)
+    sandbox = Sandbox(walls)
+    sandbox.prepare()  # warms up while this process imports torch too
+    from .exercises import all_exercises, select
+    from .grading import Grader
+    from .progress import Progress
     exercises = list(dict.fromkeys(e for n in names for e in select(n))) if names else list(all_exercises())
-    with Grader(walls) as grader:
+    with Grader(sandbox=sandbox) as grader:
         reports = grader.check(exercises, folder)
         unwalled = "" if grader.walled else grader.walls_description
     kept = Progress(folder)
@@ -81,7 +84,7 @@ def check(names: Annotated[list[str] | None, typer.Argument(metavar="[EXERCISE o
         print(json.dumps({"exercises": [r.public() for r in reports]}, indent=1))
     else:
         for report in reports:
-            out.print(report.to_text(), markup=False, highlight=False)
+            out.print(report.to_text(), markup=False, highlight=False, soft_wrap=True)
         out.print(f"{sum(r.score for r in reports):g} of {sum(r.points for r in reports)} points", highlight=False)
         if unwalled:
             err.print(f"note: {unwalled}", highlight=False)

@@ -17,8 +17,8 @@ class Grader:
     walls: "required" refuses to run without a sandbox (SandboxError), "auto" says so and goes on, "off" uses none.
     """
 
-    def __init__(self, walls: str = "auto", limits: Limits | None = None):
-        self._sandbox = Sandbox(walls, limits)
+    def __init__(self, walls: str = "auto", limits: Limits | None = None, sandbox: Sandbox | None = None):
+        self._sandbox = sandbox or Sandbox(walls, limits)
 
     @property
     def walled(self) -> bool:

@@ -102,14 +102,18 @@ class Report:
     def to_text(self) -> str:
         """Plain text for a terminal or a log."""
         lines = [f"{MARKS[self.status]} {self.headline}"]
-        lines += [f"    {MARKS[c.status]} {c.name}" + (f"\n        {c.message}" if c.message else "")
-                  for c in self.cases if c.status != "passed" and c.message != NOT_REACHED]
         if self.diagnosis:
             lines += [f"    This is: {', '.join(self.diagnosis.ids)}", f"        {self.diagnosis.explanation}",
                       f"        Seen at: {self.diagnosis.evidence}"]
+        lines += [f"    {MARKS[c.status]} {c.name}" + (f"\n        {c.message}" if self._adds(c) else "")
+                  for c in self.cases if c.status != "passed" and c.message != NOT_REACHED]
         if self.note:
             lines.append(f"    {self.note}")
         return "\n".join(lines)
+
+    def _adds(self, case: CaseResult) -> bool:
+        """Whether a case's message says more than the evidence that is shown already."""
+        return bool(case.message) and not (self.diagnosis and case.message == self.diagnosis.evidence)
 
     def to_html(self) -> str:
         """One self-contained block; its colours hold on light and dark pages."""
@@ -128,7 +132,7 @@ def _html(report: Report) -> str:
              f'<div style="font-weight:600">{MARKS[report.status]} {escape(report.headline)}</div>']
     if report.diagnosis:
         parts.append(
-            f'<div class="mha-diagnosis" style="margin:.5em 0"><div><b>This is: </b>'
+            '<div class="mha-diagnosis" style="margin:.5em 0"><div><b>This is: </b>'
             + ", ".join(f"<code>{escape(i)}</code>" for i in report.diagnosis.ids)
             + f'</div><div>{_code(report.diagnosis.explanation)}</div>'
             + f'<div style="margin-top:.3em"><b>Seen at: </b>{escape(report.diagnosis.evidence)}</div></div>')
@@ -138,7 +142,7 @@ def _html(report: Report) -> str:
         rows = "".join(
             f'<li data-case="{c.status}" style="list-style:none"><span aria-label="{WORDS[c.status]}">'
             f'{MARKS[c.status]}</span> {escape(c.name)}'
-            + (f'<div style="opacity:.85;margin-left:1.3em">{escape(c.message)}</div>' if c.message else "")
+            + (f'<div style="opacity:.85;margin-left:1.3em">{escape(c.message)}</div>' if report._adds(c) else "")
             + "</li>" for c in report.cases if c.message != NOT_REACHED)
         parts.append(f'<ul style="margin:.4em 0;padding-left:.2em">{rows}</ul>')
     if report.note:

@@ -67,10 +67,10 @@ def _bwrap(control_fd: int) -> list[str]:
     prefixes = {Path(p).resolve() for p in (sys.prefix, sys.base_prefix)} - {Path("/usr")}
     for prefix in sorted(prefixes):
         command += [*_parents(prefix), "--ro-bind", str(prefix), str(prefix)]
-    for packages in site.getsitepackages():
-        for name in HIDDEN:
-            if Path(packages, name).is_dir():
-                command += ["--tmpfs", str(Path(packages, name))]
+    for place in (root, *map(Path, site.getsitepackages())):
+        for hidden in (place / name for name in HIDDEN):
+            if hidden.is_dir() and prefixes & set(hidden.parents):
+                command += ["--tmpfs", str(hidden)]
     command += _parents(Path("/course/autograder/worker"))
     for part in ("mha_lab", "autograder/worker"):
         command += ["--ro-bind", str(root / part), f"/course/{part}"]
@@ -110,6 +110,8 @@ class Sandbox:
         """Start the warm parent without waiting for it."""
         if self._process is not None and self._process.poll() is None:
             return
+        if not hasattr(socket, "send_fds"):
+            raise SandboxError("this platform cannot pass sockets to a worker; on Windows, use the course inside WSL")
         self.close()
         ours, theirs = socket.socketpair()
         theirs.set_inheritable(True)

@@ -6,6 +6,7 @@ when the grader closes its end of the channel.
 """
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -91,10 +92,8 @@ def _keep(channel: socket.socket, limits: dict, walls: bool) -> None:
 def _say(channel, message):
     from . import wire
     packer = wire.Packer(layouts=False)
-    try:
+    with contextlib.suppress(OSError):
         wire.send(channel, *packer.message(packer.pack(message)))
-    except OSError:
-        pass
 
 
 def _wait(child: int, channel: socket.socket, walls: bool) -> str:
@@ -131,7 +130,7 @@ def _describe(status: int) -> str:
 
 def _child(channel: socket.socket, limits: dict, walls: bool) -> None:
     try:
-        _limit(limits)
+        _limit(limits, walls)
         if walls:
             _private_mounts()
             _drop_capabilities()
@@ -148,13 +147,14 @@ def _child(channel: socket.socket, limits: dict, walls: bool) -> None:
         os._exit(0)
 
 
-def _limit(limits: dict) -> None:
-    memory = limits["memory"]
-    with open("/proc/self/statm") as f:
-        memory += int(f.read().split()[0]) * resource.getpagesize()
-    bounds = {resource.RLIMIT_AS: memory, resource.RLIMIT_CPU: limits["cpu"], resource.RLIMIT_NPROC: limits["processes"],
-              resource.RLIMIT_NOFILE: limits["files"], resource.RLIMIT_FSIZE: limits["file_bytes"],
-              resource.RLIMIT_CORE: 0}
+def _limit(limits: dict, walls: bool) -> None:
+    bounds = {resource.RLIMIT_CPU: limits["cpu"], resource.RLIMIT_NOFILE: limits["files"],
+              resource.RLIMIT_FSIZE: limits["file_bytes"], resource.RLIMIT_CORE: 0}
+    if walls:  # without a namespace of its own, this would count every process of the user
+        bounds[resource.RLIMIT_NPROC] = limits["processes"]
+    if os.path.exists("/proc/self/statm"):
+        with open("/proc/self/statm") as f:
+            bounds[resource.RLIMIT_AS] = limits["memory"] + int(f.read().split()[0]) * resource.getpagesize()
     for kind, bound in bounds.items():
         hard = resource.getrlimit(kind)[1]
         bound = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
