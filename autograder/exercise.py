@@ -4,7 +4,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -29,11 +29,21 @@ class Case:
 
 @dataclass(frozen=True)
 class Program:
-    """A known program. `why` is the sentence that a learner reads when theirs is this one."""
+    """A known program. `why` is the sentence that a learner reads when theirs is this one.
+
+    Several spellings may share an id, where one mistake behaves differently by how it is written (`view` raises
+    where `reshape` copies).
+    """
 
     id: str
     namespace: Mapping[str, Any]
     why: str
+    spelling: str = ""
+
+    @property
+    def label(self) -> str:
+        """Unique in its exercise."""
+        return f"{self.id}:{self.spelling}" if self.spelling else self.id
 
 
 @dataclass
@@ -49,7 +59,7 @@ class Trial:
     signature: tuple | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Exercise:
     """Declared once, in a file of its own under autograder/exercises/<session's module>/.
 
@@ -72,6 +82,7 @@ class Exercise:
     cases: list[Case] = field(default_factory=list)
     rights: list[Program] = field(default_factory=list)
     wrongs: list[Program] = field(default_factory=list)
+    recognisers: dict[str, Callable[[list[Trial]], bool]] = field(default_factory=dict)
 
     def case(self, title: str, kind: str = VALUES):
         """Register the decorated `probe(lab)`. Cases run in the order of the file: values first, then promises."""
@@ -85,22 +96,45 @@ class Exercise:
         self.rights.append(self._program(program, program.__name__.replace("_", "-")))
         return program
 
-    def wrong(self, program):
+    def wrong(self, program=None, *, id: str = ""):
         """Register a program that must fail and be named. Its docstring is what the learner reads.
 
-        The id is the function's name with dashes, or the class's CamelCase name taken apart.
+        The id is the function's name with dashes, or the class's CamelCase name taken apart. `@exercise.wrong(id=...)`
+        sets it; given an id that is there already, the program is one more spelling and shares its sentence.
         """
+        if program is None:
+            return partial(self.wrong, id=id)
+        id = id or _dashed(program.__name__)
+        if id in self.wrong_ids:
+            first = self.program(id)
+            self.wrongs.append(Program(id, {self.name: program}, first.why, _dashed(program.__name__)))
+            return program
         if not inspect.getdoc(program):
             raise ValueError(f"{self.name}: the wrong program {program.__name__} needs its sentence (a docstring)")
-        self.wrongs.append(self._program(program, _dashed(program.__name__)))
+        self.wrongs.append(self._program(program, id))
         return program
+
+    def recognise(self, id: str):
+        """Register `fits(trials) -> bool`: a wrong program that is known by a fact, where its spellings have no number.
+
+        The id must be one of a registered wrong program.
+        """
+        def add(fits):
+            self.recognisers[id] = fits
+            return fits
+        return add
+
+    @property
+    def wrong_ids(self) -> list[str]:
+        """The ids of the wrong programs, each once."""
+        return list(dict.fromkeys(p.id for p in self.wrongs))
 
     def _program(self, program, id_):
         namespace = program if isinstance(program, Mapping) else {self.name: program}
         return Program(id_, namespace, " ".join((inspect.getdoc(program) or "").split()))
 
     def program(self, id_: str) -> Program:
-        """The right or wrong program of that id."""
+        """The right or wrong program of that id (its first spelling)."""
         return next(p for p in self.rights + self.wrongs if p.id == id_)
 
     def attempt(self, case: Case, lab: Lab) -> Trial:
@@ -119,20 +153,22 @@ class Exercise:
         return trial
 
     def try_program(self, program: Program) -> list[Trial]:
-        """All cases on a known program, in this process. Computed once: known programs are deterministic."""
-        if program.id not in self._trials:
-            self._trials[program.id] = [self._try_case(case, program) for case in self.cases]
-        return self._trials[program.id]
+        """All cases on a known program, in this process."""
+        return [self.try_case(program, i) for i in range(len(self.cases))]
 
-    def _try_case(self, case, program):
-        lab = in_process(program.namespace)
-        try:
-            return self.attempt(case, lab)
-        finally:
-            lab.close()
+    def try_case(self, program: Program, index: int) -> Trial:
+        """One case on a known program. Computed once: known programs are deterministic."""
+        key = program.label, index
+        if key not in self._trials:
+            lab = in_process(program.namespace)
+            try:
+                self._trials[key] = self.attempt(self.cases[index], lab)
+            finally:
+                lab.close()
+        return self._trials[key]
 
     @cached_property
-    def _trials(self) -> dict[str, list[Trial]]:
+    def _trials(self) -> dict[tuple[str, int], Trial]:
         return {}
 
 

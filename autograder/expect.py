@@ -34,8 +34,11 @@ def dtype(got: torch.Tensor, want: torch.dtype, what: str = "the result") -> Non
 
 
 def layout(got: Any, want: torch.Tensor, axes: Mapping[str, int], what: str = "out",
-           names: Sequence[str] = ()) -> None:
-    """Coordinate-coded values: `got` equals `want`, both read from a source coded with `axes`."""
+           names: Sequence[str] = (), split: Sequence[int] = ()) -> None:
+    """Coordinate-coded values: `got` equals `want`, both read from a source coded with `axes`.
+
+    `split` is the shape in which the strides are read back, where an axis of the result packs several.
+    """
     shape(got, want.shape, what)
     dtype(got, want.dtype, what)
     wrong = (got.double() != want.double()) | got.isnan()
@@ -44,7 +47,7 @@ def layout(got: Any, want: torch.Tensor, axes: Mapping[str, int], what: str = "o
     at = wrong.nonzero()[0].tolist()
     holds, expected = (say(t[tuple(at)].item(), axes) for t in (got, want))
     text = f"{what}{_index(at)} holds {holds}, expected {expected}"
-    ours, theirs = recover_strides(got.double()), recover_strides(want.double())
+    ours, theirs = (recover_strides(t.double().reshape(tuple(split) or t.shape)) for t in (got, want))
     if ours and theirs:
         text += f"; you read the source with strides {_strides(ours)}, the contract reads it with {_strides(theirs)}"
     raise Mismatch(text, Figure.around(got, want, at, what, lambda v: _short(v, axes), names))

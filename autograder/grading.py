@@ -4,6 +4,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+import torch
+
 from . import lab as labs
 from .diagnosis import diagnose
 from .exercise import Exercise, Trial
@@ -44,7 +46,12 @@ class Grader:
 
     def check(self, exercises: Iterable[Exercise], folder: Path | str) -> list[Report]:
         """One Report an exercise, for the lab in `folder`/mha_lab."""
-        return [self._check(exercise, Path(folder)) for exercise in exercises]
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # oracles and replays are tiny: threads would only wait for each other
+        try:
+            return [self._check(exercise, Path(folder)) for exercise in exercises]
+        finally:
+            torch.set_num_threads(threads)
 
     def _check(self, exercise: Exercise, folder: Path) -> Report:
         report = Report(exercise.name, exercise.session, "passed", exercise.points, exercise.points)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from .worker.executor import Executor, describe
 from .worker.wire import Handle, Layout, Opaque, Record, WireError
 
 __all__ = ["Lab", "Answer", "Observation", "Mismatch", "Gone", "Layout", "Record", "Opaque", "Gradients",
-           "in_process", "in_worker", "read_lab"]
+           "in_process", "in_worker", "read_lab", "sizes_of"]
 
 
 class Mismatch(AssertionError):
@@ -98,12 +99,14 @@ class Lab:
         self.transcript: list[Observation] = []
         self.mutated: list[str] = []
         self.signature: tuple | None = None
+        self._called = False
         self.last: Answer | None = None
 
     def call(self, name: str, *args, watch: tuple[str, ...] = (), count: bool = False, seed: int = 0, **kwargs):
         """The value of `name(*args, **kwargs)`; Mismatch if it raises. Details of the answer are in `self.last`.
 
-        watch=("layout",) enters the strides and storage of the result into the transcript.
+        watch=("layout",) enters the strides and storage of the result into the transcript, ("storage",) only
+        whether it lies in the memory of an input.
         """
         return self._expect_value(self._request("call", name, args, kwargs, count=count, seed=seed), name, watch)
 
@@ -111,7 +114,7 @@ class Lab:
                seed: int = 0, **kwargs):
         """The value of `handle.name(*args, **kwargs)` for an object made by `build`."""
         answer = self._request("call", name, args, kwargs, on=handle, count=count, seed=seed)
-        return self._expect_value(answer, name, watch)
+        return self._expect_value(answer, _spoken(name), watch)
 
     def build(self, name: str, *args, seed: int = 0, **kwargs) -> tuple[Handle, dict[str, tuple]]:
         """An object of a learner's class, and the shapes of its state."""
@@ -144,7 +147,7 @@ class Lab:
 
     def method_raises(self, error: type[Exception], word: str, handle: Handle, name: str, *args, **kwargs) -> None:
         self._refused(self._request("call", name, args, kwargs, on=handle), error, word,
-                      _spell(name, args, kwargs))
+                      _spell(_spoken(name), args, kwargs))
 
     def build_raises(self, error: type[Exception], word: str, name: str, *args, **kwargs) -> None:
         self._refused(self._request("build", name, args, kwargs), error, word, _spell(name, args, kwargs))
@@ -181,6 +184,9 @@ class Lab:
             layouts = [(answer.layout(t), [n for n in self._numbers.values() if n == answer.layout(t).storage][:1])
                        for t in unpacker.tensors]
             seen = [value, [(tuple(lay.stride), bool(shared)) for lay, shared in layouts]]
+        if "storage" in watch:
+            known = set(self._numbers.values())
+            seen = [value, [answer.layout(t).storage in known for t in unpacker.tensors]]
         if "counts" in watch:
             seen = [seen, answer.counts]
         self.transcript.append(Observation(name, value=seen))
@@ -191,7 +197,7 @@ class Lab:
         if error is None:
             return
         self._not_started(error)
-        self.transcript.append(Observation(name, error=error["type"]))
+        self.transcript.append(Observation(name, error=_error_kind(error)))
         raise Mismatch(f"{name} raised {_error_line(error)}")
 
     @staticmethod
@@ -202,8 +208,9 @@ class Lab:
             raise Gone(error["message"] + "; a `def` or `class` of that name is what the exercise looks for")
 
     def _request(self, do, name, args, kwargs, on=None, count=False, seed=0):
-        if self.signature is None:
-            self.signature = _signature(args, kwargs)
+        if not self._called:
+            self.signature = (self.signature or ()) + sizes_of(args, kwargs)
+            self._called = do == "call"
         body = {"do": do, "name": name, "args": list(args), "kwargs": kwargs, "seed": seed}
         if on is not None:
             body["on"] = on
@@ -232,10 +239,12 @@ class Lab:
         return decoded, reply
 
 
-def _signature(args, kwargs):
+def sizes_of(args, kwargs) -> tuple:
+    """The sizes of a call: its numbers and the shapes of its tensors; masks count only where nothing else comes."""
     leaves = list(args) + [kwargs[k] for k in sorted(kwargs)]
+    floats = any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in leaves)
     return tuple(tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in leaves
-                 if isinstance(v, (torch.Tensor, int)))
+                 if isinstance(v, int) or isinstance(v, torch.Tensor) and (v.is_floating_point() or not floats))
 
 
 def _spell(name, args, kwargs):
@@ -244,10 +253,18 @@ def _spell(name, args, kwargs):
     return f"{name}({', '.join([one(a) for a in args] + [f'{k}={one(v)}' for k, v in kwargs.items()])})"
 
 
+def _spoken(method):
+    return "forward" if method == "__call__" else method
+
+
 def _returned(value):
-    if isinstance(value, torch.Tensor):
-        return f"; it returned a tensor {list(value.shape)}"
-    return "" if value is None else f"; it returned {str(value)[:80]}"
+    def one(v):
+        if not isinstance(v, torch.Tensor):
+            return str(v)[:80]
+        return f"a tensor {list(v.shape)}" + (" with NaN in it" if v.isnan().any() else "")
+    if isinstance(value, (tuple, list)) and any(isinstance(v, torch.Tensor) for v in value):
+        return f"; it returned {' and '.join(map(one, value))}"
+    return "" if value is None else f"; it returned {one(value)}"
 
 
 def _error_line(error):
@@ -255,6 +272,17 @@ def _error_line(error):
     if error["type"] == "MemoryError" or "can't allocate memory" in text:
         text = "it asked for more memory than an exercise may have"
     return f"{error['type']}: {text}" + (f"  ({error['where']})" if error["where"] else "")
+
+
+def _error_kind(error):
+    """What a transcript keeps of an exception: its type, and which one it is where torch says many things with one."""
+    if "without overflow" in error["message"]:
+        return f"{error['type']}: overflow"
+    if "view size is not compatible" in error["message"]:
+        return f"{error['type']}: strides do not fold"
+    if size := re.search(r"invalid for input of size (\d+)", error["message"]):
+        return f"{error['type']}: {size[1]} elements"
+    return error["type"]
 
 
 def _epitaph(message):
@@ -277,10 +305,12 @@ def in_process(namespace: Mapping[str, Any]) -> Lab:
     transport = _Transport(request=None)
     executor = Executor(resolve, ask=lambda header, blob: _serve_callback(transport, header, blob))
     transport.request = executor.handle
-    state = torch.random.get_rng_state()
+    state, threads = torch.random.get_rng_state(), torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the worker; on tiny tensors threads only wait for each other
 
     def close():
         torch.random.set_rng_state(state)
+        torch.set_num_threads(threads)
     transport.close = close
     return Lab(transport)
 

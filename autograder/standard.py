@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from . import expect
-from .exercise import CONTRACT, Exercise, Program
-from .lab import Lab
+from .exercise import CONTRACT, VALUES, Exercise, Program
+from .lab import Lab, sizes_of
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
@@ -19,15 +19,16 @@ def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> to
 
 
 def tensor_cases(exercise: Exercise, inputs: Callable[[], tuple[Sequence[torch.Tensor], Mapping[str, Any]]],
-                 oracle: Callable[..., torch.Tensor], names: Sequence[str] = ()) -> None:
+                 oracle: Callable[..., torch.Tensor], names: Sequence[str] = (), kind: str = VALUES) -> None:
     """Adds C2 (dtype), C4 (gradients by a fixed random cotangent) and C7 (two calls agree).
 
     `inputs()` gives float64 tensors and keyword arguments; `oracle(*tensors, **kwargs)` is differentiable. C3 (inputs
-    unchanged) is watched on every call of every case.
+    unchanged) is watched on every call of every case. `kind` is that of the gradient case: CONTRACT where wrong
+    programs may treat real numbers in many ways.
     """
     name = exercise.name
 
-    @exercise.case("a gradient reaches every input, from the right place")
+    @exercise.case("a gradient reaches every input, from the right place", kind)
     def gradients(lab: Lab):
         tensors, kwargs = inputs()
         tensors = [t.clone().requires_grad_(t.is_floating_point()) for t in tensors]
@@ -82,7 +83,7 @@ class _Sizes:
         self.known = None
 
     def only(self, function, args, kwargs):
-        sizes = [tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in (*args, *kwargs.values())]
+        sizes = sizes_of(args, kwargs)
         result = function(*args, **kwargs)
         self.known = self.known or sizes
         if sizes != self.known:

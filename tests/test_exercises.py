@@ -12,7 +12,7 @@ FAULTS = [(e, p) for e in EXERCISES if e.tensor for p in shared_faults(e)]
 
 
 def _ids(pair):
-    return f"{pair[0].name}-{pair[1].id}"
+    return f"{pair[0].name}-{pair[1].label}"
 
 
 @pytest.mark.parametrize("pair", RIGHTS, ids=_ids)
@@ -43,9 +43,11 @@ def test_the_declaration_is_complete(exercise):
     assert exercise.points >= 1 and 1 <= exercise.difficulty <= 5 and 1 <= exercise.importance <= 5
     assert exercise.minutes >= 1 and exercise.summary
     assert len(exercise.hints) == 3 and all(len(h) > 20 for h in exercise.hints)
-    assert len({p.id for p in exercise.rights}) == len(exercise.rights) >= 2
-    assert len({p.id for p in exercise.wrongs}) == len(exercise.wrongs)
-    assert not {p.id for p in exercise.wrongs} & SHARED.keys()
+    assert len(exercise.rights) >= 2 and exercise.wrongs
+    programs = exercise.rights + exercise.wrongs
+    assert len({p.label for p in programs}) == len(programs)
+    assert exercise.recognisers.keys() <= set(exercise.wrong_ids)
+    assert not set(exercise.wrong_ids) & SHARED.keys()
     assert len({c.title for c in exercise.cases}) == len(exercise.cases)
 
 

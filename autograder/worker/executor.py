@@ -37,7 +37,7 @@ class Executor:
         before = [(t, t._version, _clone(t.detach())) for t in unpacker.tensors]
         args, kwargs = request["args"], request["kwargs"]
         self._last = None
-        torch.manual_seed(request.get("seed", 0))
+        torch.default_generator.manual_seed(request.get("seed", 0))
         counter = Counter() if request.get("count") else None
         error = value = None
         try:
@@ -66,7 +66,7 @@ class Executor:
                                      for k, v in facts.items()]})
 
     def _build(self, request, unpacker):
-        torch.manual_seed(request.get("seed", 0))
+        torch.default_generator.manual_seed(request.get("seed", 0))
         module = self._resolve(request["name"])(*request["args"], **request["kwargs"])
         self._handles.append(module)
         return self._reply({"handle": len(self._handles) - 1, "state": self._state_shapes(module)})

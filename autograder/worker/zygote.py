@@ -58,6 +58,7 @@ def _warm_up():
     from . import counting, executor, serve, wire  # noqa: F401
 
     torch.set_num_threads(1)
+    torch.ones(8).to(torch.float16)  # the first conversion reads /proc/cpuinfo, which a child may not have
 
 
 def _reap():

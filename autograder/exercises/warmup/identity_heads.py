@@ -12,7 +12,7 @@ exercise = Exercise(
     hints=(
         "Write down which channels head 0 owns, and which head 1 owns, for 12 channels and 3 heads.",
         "No number moves. The last axis becomes two axes; which of the two new ones counts whole heads?",
-        "Check that the heads share the width evenly before you name the new axes; the first two axes stay as they are.",
+        "Check that the heads share the width evenly before you name the new axes; the first two axes stay as is.",
     ),
     hides="H=1 hides every layout fault: there is one way to cut a row into one piece.",
 )
@@ -72,7 +72,8 @@ def stacked_slices(x, num_heads):
 
 @exercise.wrong
 def channels_interleaved(x, num_heads):
-    """Head layout differs from the contract: head h took every H-th channel; the contract keeps a head's channels side by side."""
+    """Head layout differs from the contract: head h took every H-th channel; the contract keeps a head's channels
+    side by side."""
     return rearrange(x, "b s (d h) -> b s h d", d=_width(x, num_heads))
 
 

@@ -1,0 +1,1 @@
+"""Session 01, the shape machine."""
