@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress as RichProgress
 from rich.syntax import Syntax
 from rich.table import Table
 
@@ -180,12 +181,18 @@ def grade(assignment: str,
           workers: Annotated[int | None, typer.Option(min=1)] = None,
           dask: Annotated[str | None, typer.Option(help="A Dask scheduler, tcp://...")] = None,
           without_walls: Annotated[bool, typer.Option(help="Grade although there is no sandbox.")] = False) -> None:
-    """Grade a class: in parallel, resumable; then nbgrader records scores."""
+    """Grade a class: in parallel, resumable; then nbgrader records scores. Exit code 1: a submission has a problem."""
     from .classroom.grade import grade_assignment
     from .exercises import session
-    summary = grade_assignment(course, session(assignment).id, workers=workers, dask=dask,
-                               walls="off" if without_walls else "required")
+    with RichProgress(console=err, transient=True) as shown:
+        graded, recorded = shown.add_task("graded", total=None), shown.add_task("recorded", total=None)
+        summary = grade_assignment(
+            course, session(assignment).id, workers=workers, dask=dask, walls="off" if without_walls else "required",
+            on_report=lambda p: shown.update(graded, total=p.total, completed=p.done),
+            on_record=lambda row: shown.update(recorded, advance=1))
     out.print(summary)
+    out.print(summary.report.to_text(), markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(1 if summary.problems else 0)
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """Mutate the solutions and see whether the grader notices: a mutant that still passes is a hole, or an equal program.
 
-Mutants come from cosmic-ray (`pip install cosmic-ray`) and from one operator of our own, which drops a method call. Each
-is checked like a learner's file, in the sandbox. Survivors that are listed in `benchmarks/equivalent_mutants.json`, with
+Mutants come from cosmic-ray (`pip install cosmic-ray`) and from one operator of our own, which drops a method call.
+Each is checked like a learner's file, in the sandbox. Survivors that `benchmarks/equivalent_mutants.json` lists, with
 the reason, behave as the original does; any other survivor makes this script exit with 1.
 
     python benchmarks/mutation.py                 # all exercises
