@@ -12,6 +12,10 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from .worker import SCRATCH
+
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": SCRATCH, "TMPDIR": SCRATCH, "LANG": "C.UTF-8",
+               "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 HIDDEN = ("autograder", "solutions", "course")
 
 
@@ -52,9 +56,9 @@ def _package_root() -> Path:
 def _bwrap(control_fd: int) -> list[str]:
     """Read-only system and Python, the given part of mha_lab, the worker; nothing else of this machine."""
     command = ["bwrap", "--die-with-parent", "--new-session", "--unshare-pid", "--unshare-net", "--unshare-ipc",
-               "--unshare-uts", "--unshare-cgroup-try", "--clearenv", "--setenv", "PATH", "/usr/bin:/bin",
-               "--setenv", "HOME", "/tmp", "--setenv", "LANG", "C.UTF-8", "--setenv", "OMP_NUM_THREADS", "1",
-               "--setenv", "PYTHONDONTWRITEBYTECODE", "1"]
+               "--unshare-uts", "--unshare-cgroup-try", "--clearenv"]
+    for name, value in ENVIRONMENT.items():
+        command += ["--setenv", name, value]
     if os.getuid():
         command += ["--unshare-user"]
     for path in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives"):
@@ -62,7 +66,7 @@ def _bwrap(control_fd: int) -> list[str]:
             command += ["--symlink", os.readlink(path), path]
         elif os.path.exists(path):
             command += ["--ro-bind", path, path]
-    command += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--dir", "/run"]
+    command += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", SCRATCH]
     root = _package_root()
     prefixes = {Path(p).resolve() for p in (sys.prefix, sys.base_prefix)} - {Path("/usr")}
     for prefix in sorted(prefixes):
@@ -71,11 +75,14 @@ def _bwrap(control_fd: int) -> list[str]:
         for hidden in (place / name for name in HIDDEN):
             if hidden.is_dir() and prefixes & set(hidden.parents):
                 command += ["--tmpfs", str(hidden)]
+    if not any(Path("/tmp") in prefix.parents for prefix in prefixes):
+        command += ["--symlink", SCRATCH, "/tmp"]
     command += _parents(Path("/course/autograder/worker"))
     for part in ("mha_lab", "autograder/worker"):
         command += ["--ro-bind", str(root / part), f"/course/{part}"]
     command += ["--ro-bind", str(root / "autograder" / "__init__.py"), "/course/autograder/__init__.py"]
-    return command + ["--chdir", "/tmp", "--", *_python("/course", control_fd, "walls")]
+    command += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", SCRATCH, "--"]
+    return command + _python("/course", control_fd, "walls")
 
 
 def _parents(path: Path) -> list[str]:

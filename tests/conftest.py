@@ -1,12 +1,18 @@
+import shutil
+
 import pytest
 
 from autograder.grading import Grader
 from autograder.sandbox import Limits, walls_available
 
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
 
 def pytest_collection_modifyitems(items):
     able, why = walls_available()
     for item in items:
+        if CHROMIUM is None and item.get_closest_marker("browser"):
+            item.add_marker(pytest.mark.skip(reason="no Chromium found"))
         if not able and item.get_closest_marker("walls"):
             item.add_marker(pytest.mark.skip(reason=why))
 
@@ -26,3 +32,14 @@ def lab(tmp_path):
         (folder / f"{module}.py").write_bytes(source if isinstance(source, bytes) else source.encode())
         return tmp_path
     return write
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    from playwright.sync_api import sync_playwright
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[
+            "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+            "--disable-component-update", "--disable-sync"])
+        yield browser
+        browser.close()

@@ -94,7 +94,12 @@ class Executor:
         wanted = [t for t in inputs if t.requires_grad]
         params = dict(module.named_parameters()) if isinstance(module, torch.nn.Module) else {}
         sources = wanted + list(params.values())
-        grads = torch.autograd.grad([o for o, _ in pairs], sources, [c for _, c in pairs], allow_unused=True)
+        try:
+            grads = torch.autograd.grad([o for o, _ in pairs], sources, [c for _, c in pairs], allow_unused=True)
+        except RuntimeError as e:
+            if "does not require grad" not in str(e):
+                raise
+            return self._reply({"graph": False, "inputs": [], "params": {}})  # a view that was made under no_grad
         by_input = iter(grads[:len(wanted)])
         return self._reply({"graph": True,
                             "inputs": [next(by_input) if t.requires_grad else None for t in inputs],

@@ -16,6 +16,8 @@ import signal
 import socket
 import sys
 
+from . import SCRATCH
+
 _UNSHARE = 0x10000000 | 0x00020000 | 0x20000000 | 0x08000000 | 0x40000000 | 0x04000000  # user mnt pid ipc net uts
 _MS_PRIVATE, _MS_REC, _MS_NOEXEC = 1 << 18, 1 << 14, 8
 _MS_GUARD = 2 | 4  # nosuid, nodev
@@ -135,7 +137,7 @@ def _child(channel: socket.socket, limits: dict, walls: bool) -> None:
         if walls:
             _private_mounts()
             _drop_capabilities()
-        workspace = "/tmp" if walls else limits["workspace"]
+        workspace = SCRATCH if walls else limits["workspace"]
         os.chdir(workspace)
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
@@ -181,7 +183,7 @@ def _namespaces() -> None:
 
 def _private_mounts() -> None:
     _check(_libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None), "make mounts private")
-    _check(_libc.mount(b"tmpfs", b"/tmp", b"tmpfs", _MS_GUARD, b"size=64m,mode=1777"), "private /tmp")
+    _check(_libc.mount(b"tmpfs", SCRATCH.encode(), b"tmpfs", _MS_GUARD, b"size=64m,mode=1777"), "private scratch")
     _check(_libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", _MS_GUARD, b"size=64m,mode=1777"), "private /dev/shm")
     if _libc.mount(b"proc", b"/proc", b"proc", _MS_GUARD | _MS_NOEXEC, None):  # refused under some hosts: show none
         _check(_libc.mount(b"tmpfs", b"/proc", b"tmpfs", _MS_GUARD, b"size=64k,mode=0555"), "private /proc")

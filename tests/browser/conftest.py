@@ -1,7 +1,6 @@
 """A real JupyterLab, and a real Chromium looking at it."""
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -13,18 +12,11 @@ from pathlib import Path
 
 import pytest
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 TOKEN = "learner"
 SETTINGS = {
     "notebook-extension/tracker": {"windowingMode": "none"},
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
 }
-
-
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if CHROMIUM is None and item.get_closest_marker("browser"):
-            item.add_marker(pytest.mark.skip(reason="no Chromium found"))
 
 
 @pytest.fixture(scope="session")
@@ -67,17 +59,6 @@ def jupyter(tmp_path_factory):
         process.terminate()
         process.wait(20)
         log.close()
-
-
-@pytest.fixture(scope="session")
-def chromium():
-    from playwright.sync_api import sync_playwright
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[
-            "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-            "--disable-component-update", "--disable-sync"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

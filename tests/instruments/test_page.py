@@ -1,7 +1,7 @@
 """The live view in a real browser, on a bare page with a model of four methods."""
 
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 from mha_lab.instruments.shape_machine import STAGE_IDS, ShapeMachine
 from mha_lab.instruments.static import picture_html
@@ -9,24 +9,15 @@ from mha_lab.instruments.static import picture_html
 from .standalone import page as page_html
 
 pytestmark = pytest.mark.browser
-FLAGS = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--no-first-run"]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
-        yield running
-        running.close()
 
 
 @pytest.fixture
-def open_page(browser):
+def open_page(chromium):
     """open_page(machine, **state) shows a machine; at the end no error may have been printed."""
     pages, troubles = [], []
 
     def show(machine=None, width=1000, dark=False, after="", **state):
-        page = browser.new_page(viewport={"width": width, "height": 800})
+        page = chromium.new_page(viewport={"width": width, "height": 800})
         pages.append(page)
         page.on("pageerror", lambda error: troubles.append(str(error)))
         page.on("console", lambda line: troubles.append(line.text) if line.type in ("error", "warning") else None)
