@@ -37,7 +37,7 @@ def split_heads(packed: Float[Tensor, "B S HD"], num_heads: int) -> Float[Tensor
     ### BEGIN SOLUTION
     if packed.dim() != 3:
         raise ValueError(f"packed rows have three axes [B,S,H·D], got {list(packed.shape)}")
-    if num_heads < 1 or packed.shape[-1] % num_heads:
+    if packed.shape[-1] % num_heads:
         raise ValueError(f"{packed.shape[-1]} channels are not divisible by {num_heads} heads")
     return packed.unflatten(-1, (num_heads, packed.shape[-1] // num_heads)).transpose(1, 2)
     ### END SOLUTION
@@ -85,7 +85,7 @@ def shape_ledger(batch: int, q_len: int, k_len: int, d_model: int, num_heads: in
     """
     ### BEGIN SOLUTION
     B, T, S, M, H = batch, q_len, k_len, d_model, num_heads
-    if H < 1 or M % H:
+    if M % H:
         raise ValueError(f"d_model {M} is not divisible by num_heads {H}")
     D = M // H
     D_v = D if d_v is None else d_v
@@ -113,7 +113,7 @@ class MultiHeadAttention(nn.Module):
         """d_model: M. num_heads: H. bias: whether the four maps add one."""
         super().__init__()
         ### BEGIN SOLUTION
-        if num_heads < 1 or d_model % num_heads:
+        if d_model % num_heads:
             raise ValueError(f"d_model {d_model} is not divisible by num_heads {num_heads}")
         self.d_model, self.num_heads, self.head_dim = d_model, num_heads, d_model // num_heads
         self.q_proj = nn.Linear(d_model, d_model, bias=bias)

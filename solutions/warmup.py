@@ -16,7 +16,7 @@ def identity_heads(x: Shaped[Tensor, "B S HD"], num_heads: int) -> Shaped[Tensor
     Source: the head-major packing of the Transformer, Vaswani et al. 2017, section 3.2.2.
     """
     ### BEGIN SOLUTION
-    if num_heads < 1 or x.shape[-1] % num_heads:
+    if x.shape[-1] % num_heads:
         raise ValueError(f"{x.shape[-1]} channels are not divisible by {num_heads} heads")
     return x.unflatten(-1, (num_heads, x.shape[-1] // num_heads))
     ### END SOLUTION

@@ -44,7 +44,7 @@ def test_a_mistake_that_nobody_wrote_down_gets_evidence_and_no_name(check):
 def test_a_missing_refusal_alone_is_not_called_by_another_name(check):
     report = check(HEAD + "    return x.unflatten(-1, (num_heads, -1))\n")
     assert report.status == "failed" and report.diagnosis is None
-    assert [c.status for c in report.cases] == ["passed"] * 4 + ["failed"]
+    assert [c.status for c in report.cases] == ["passed"] * 5 + ["failed"]
     assert "RuntimeError" in report.cases[-1].message and "ValueError" in report.cases[-1].message
 
 

@@ -43,6 +43,13 @@ def trap(lab):
 standard.tensor_cases(exercise, lambda: ([standard.normal(2, 5, 12, seed=1)], {"num_heads": 3}), oracle, NAMES)
 
 
+@exercise.case("one head is the whole row", CONTRACT)
+def one_head(lab):
+    axes = dict(batch=2, token=5, head=1, channel=4)
+    packed = coded(**axes).reshape(2, 5, 4)
+    expect.layout(lab.call("identity_heads", packed, num_heads=1), oracle(packed, 1), axes, "heads", NAMES)
+
+
 @exercise.case("refuses a width that the heads cannot share", CONTRACT)
 def refuses(lab):
     lab.raises(ValueError, "divisible", "identity_heads", torch.zeros(2, 5, 13), num_heads=3)
