@@ -26,10 +26,14 @@ def diagnose(exercise: Exercise, trials: list[Trial]) -> Diagnosis | None:
         return None
     if ids := _shared_by_fact(exercise, trials):
         return _diagnosis([(i, SHARED[i]) for i in ids], failing[0])
-    if ids := [i for i, fits in exercise.recognisers.items() if fits(trials)]:
-        return _diagnosis([(i, exercise.program(i).why) for i in ids], failing[0])
     in_values = any(t.case.kind == VALUES for t in failing)
+    known = [exercise.program(i) for i, fits in exercise.recognisers.items() if fits(trials)]
+    if known and in_values:
+        return _diagnosis([(p.id, p.why) for p in known], failing[0])
     found, shown = (_by_values if in_values else _by_promises)(_Replay(exercise, trials))
+    if known:
+        both = {p.id: p.why for p in known + found}
+        return _diagnosis([(i, both[i]) for i in exercise.wrong_ids if i in both], failing[0])
     if found:
         return _diagnosis([(p.id, p.why) for p in found], shown)
     if exercise.tensor and (ids := _shared_by_pattern(trials)):
@@ -135,7 +139,7 @@ def _shared_by_fact(exercise: Exercise, trials: list[Trial]) -> list[str]:
 
 def _shared_by_pattern(trials: list[Trial]) -> list[str]:
     failing = [t for t in trials if not t.passed]
-    if any(_cut(t) for t in failing) and all(_cut(t) for t in failing if t.case.kind == VALUES):
+    if any(_cut(t) for t in failing) and all(_in_backward(t) for t in failing if t.case.kind == VALUES):
         return ["detaches-graph"]
     if all(_float32(t.message) for t in [t for t in failing if t.case.kind == VALUES] or failing):
         return ["casts-to-float32"]
@@ -150,7 +154,11 @@ def _shared_by_pattern(trials: list[Trial]) -> list[str]:
 
 def _cut(trial: Trial) -> bool:
     """The forward values were right, and no gradient came back for something that needs one."""
-    return any(o.asked == "backward" for o in trial.transcript) and trial.message.startswith("no gradient reaches")
+    return _in_backward(trial) and trial.message.startswith("no gradient reaches")
+
+
+def _in_backward(trial: Trial) -> bool:
+    return bool(trial.transcript) and trial.transcript[-1].asked == "backward"
 
 
 def _float32(message: str) -> bool:

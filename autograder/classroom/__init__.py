@@ -31,12 +31,11 @@ def configure(c, course: Path) -> None:
         f"{STOCK}.ClearMarkScheme", f"{STOCK}.ComputeChecksums", f"{STOCK}.CheckCellMetadata",
     ]
     c.Autograde.sanitize_preprocessors = [
-        f"{HERE}.trust.TrustCells", f"{STOCK}.ClearOutput", f"{STOCK}.DeduplicateIds", f"{STOCK}.OverwriteKernelspec",
-        f"{STOCK}.OverwriteCells", f"{STOCK}.CheckCellMetadata",
+        f"{HERE}.trust.TrustCells", f"{STOCK}.ClearOutput", f"{STOCK}.OverwriteKernelspec", f"{STOCK}.OverwriteCells",
     ]
     c.Autograde.autograde_preprocessors = [
         f"{HERE}.reports.ReportCells", f"{HERE}.predictions.ReadPredictions", f"{HERE}.scores.SaveScores",
-        f"{STOCK}.AssignLatePenalties", f"{STOCK}.CheckCellMetadata",
+        f"{STOCK}.AssignLatePenalties",
     ]
     c.GenerateFeedback.preprocessors = [
         f"{HERE}.widgets.DropWidgets", f"{STOCK}.GetGrades", "nbconvert.preprocessors.CSSHTMLHeaderPreprocessor",

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 import nbgrader.api
+from nbformat.warnings import DuplicateCellId, MissingIDFieldWarning
 from nbgrader.api import (
     Assignment,
     Grade,
@@ -132,5 +133,6 @@ def one_engine():
 def quiet():
     """nbgrader prints, and its queries warn; a command's own output stays readable."""
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), warnings.catch_warnings():
-        warnings.simplefilter("ignore", SAWarning)
+        for category in (SAWarning, DuplicateCellId, MissingIDFieldWarning):
+            warnings.simplefilter("ignore", category)
         yield

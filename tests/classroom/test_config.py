@@ -29,11 +29,12 @@ def test_every_sessions_module_is_the_learners(tmp_path):
     assert kept["01-shape-machine"] == ["mha_lab/shapes.py"]
 
 
-def test_every_preprocessor_can_be_imported_and_only_the_kernel_is_left_out(tmp_path):
+def test_every_preprocessor_can_be_imported_and_only_what_has_no_work_is_left_out(tmp_path):
     c = configured(tmp_path)
-    for stock, name, replaced in ((Autograde, "sanitize_preprocessors", set()),
+    for stock, name, replaced in ((Autograde, "sanitize_preprocessors", {"DeduplicateIds", "CheckCellMetadata"}),
                                   (Autograde, "autograde_preprocessors",
-                                   {"Execute", "IgnorePattern", "ClearMetadataPreprocessor", "LimitOutput"}),
+                                   {"Execute", "IgnorePattern", "ClearMetadataPreprocessor", "LimitOutput",
+                                    "CheckCellMetadata", "SaveAutoGrades"}),
                                   (GenerateAssignment, "preprocessors", {"InstantiateTests"})):
         ours = [import_item(path) for path in c[stock.__name__][name]]
         theirs = set(stock.class_traits()[name].default_args[0])

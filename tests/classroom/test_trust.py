@@ -1,5 +1,6 @@
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_raw_cell
+from nbgrader.nbgraderformat import MetadataValidator
 
 from autograder.classroom.trust import Known, annotate, claimed, place_of, settle, tidy
 
@@ -25,6 +26,7 @@ def test_what_a_cell_says_about_itself_does_not_count(lie):
     cell.metadata["nbgrader"].update(lie)
     nb, notes = settled(cell)
     assert nb.cells[0].metadata["nbgrader"] == KNOWN["split_heads"].metadata
+    MetadataValidator().validate_nb(nb)
     assert not notes
 
 
@@ -34,12 +36,14 @@ def test_garbage_and_strangers_lose_their_metadata(garbage):
     cell.metadata["nbgrader"] = garbage
     nb, _ = settled(cell)
     assert "nbgrader" not in nb.cells[0].metadata
+    MetadataValidator().validate_nb(nb)
 
 
 def test_of_two_grade_cells_the_first_counts_and_it_is_said():
     first, second = grade_cell("split_heads", 3), grade_cell("split_heads", 3)
     nb, notes = settled(first, second)
     annotate(nb, notes)
+    MetadataValidator().validate_nb(nb)
     assert [claimed(c) for c in nb.cells] == [None, "split_heads", None]
     assert "2 times" in nb.cells[0].source
 

@@ -93,7 +93,7 @@ def averages(output, weights, visible, width):
             place = f"sample {b}, head {h}: "
             total = output[b, wrong[0], h * width + 2].item()
             if abs(total - 1) > 1e-6:
-                expect.true(False, f"{place}the weights with which query {wrong[0]} mixes the values sum to {total:.4g}, "
+                expect.true(False, f"{place}the weights with which query {wrong[0]} mixes values sum to {total:.4g}, "
                                    f"expected 1 over its visible keys {_set(want[wrong[0]])}")
             if any(got[t] is None for t in wrong):
                 t = wrong[0]

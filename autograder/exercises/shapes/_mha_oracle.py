@@ -6,7 +6,8 @@ import torch
 from ... import standard
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
-E, X, OTHER = (2, 5, 7, 12, 3), (3, 6, 6, 12, 3), (4, 3, 7, 10, 5)  # batch, queries, keys, d_model, heads
+# batch, queries, keys, d_model, heads
+E, X, OTHER, ONE = (2, 5, 7, 12, 3), (3, 6, 6, 12, 3), (4, 3, 7, 10, 5), (2, 3, 5, 4, 1)
 
 
 def attend(state, num_heads, query, key, value, visible=None):
@@ -47,6 +48,24 @@ def random_call(sizes, bias=False):
     batch, queries, keys, d_model, _ = sizes
     return (random_state(d_model, bias=bias), standard.normal(batch, queries, d_model, seed=30),
             standard.normal(batch, keys, d_model, seed=31), standard.normal(batch, keys, d_model, seed=32))
+
+
+@cache
+def self_call(sizes):
+    """(state, x, x, x): the same tensor three times."""
+    state, query, *_ = random_call(sizes)
+    query = query.clone().requires_grad_()
+    return state, query, query, query
+
+
+@cache
+def wanted(call, sizes, mask=None, merged=False):
+    """The oracle's answer to `call(sizes)` under `mask(sizes)`; `merged` leaves W_O out."""
+    state, *inputs = call(sizes)
+    if merged:
+        state = state | {"o_proj.weight": torch.eye(sizes[3])}
+    answer = attend(state, sizes[4], *inputs, mask and mask(sizes))
+    return tuple(t.detach() for t in answer)
 
 
 @cache
@@ -92,6 +111,12 @@ def staircase(sizes):
     """[T,S]: query t sees the keys 0 to t, and never the last one; no row is all visible or all blocked."""
     _, queries, keys, *_ = sizes
     return torch.arange(keys) <= torch.arange(queries)[:, None].clamp(max=keys - 2)
+
+
+def staircases(sizes):
+    """[B,1,T,S]: the staircase for every sample."""
+    batch, queries, keys, *_ = sizes
+    return staircase(sizes).expand(batch, 1, queries, keys).contiguous()
 
 
 def per_head(sizes):

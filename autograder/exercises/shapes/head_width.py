@@ -14,9 +14,9 @@ exercise = Exercise(
 )
 
 
-@exercise.case("512 channels over 8 heads are 64 each, 12 over 1 are 12, 768 over 12 are 64")
+@exercise.case("512 channels over 8 heads are 64 each, 768 over 12 too, 12 over 1 are 12, 1 over 1 is 1")
 def table(lab):
-    for d_model, num_heads, want in ((512, 8, 64), (12, 1, 12), (768, 12, 64)):
+    for d_model, num_heads, want in ((512, 8, 64), (12, 1, 12), (768, 12, 64), (1, 1, 1)):
         got = lab.call("head_width", d_model, num_heads)
         expect.equal(got, want, f"head_width({d_model}, {num_heads})")
         expect.true(isinstance(got, int), f"head_width({d_model}, {num_heads}) is {got!r}, a {type(got).__name__}; "
@@ -119,3 +119,13 @@ def asserts_the_sign(d_model, num_heads):
     assert num_heads > 0, "must be positive"
     _divisible(d_model, num_heads)
     return d_model // num_heads
+
+
+@exercise.recognise("asserts")
+def any_assertion(trials):
+    return any((o.error or "").startswith("AssertionError") for t in trials for o in t.transcript)
+
+
+@exercise.recognise("negative-heads-accepted")
+def any_answer_for_minus_three(trials):
+    return any(o.asked == "head_width(12, -3)" and o.error is None for t in trials for o in t.transcript)

@@ -6,7 +6,7 @@ from ...coordinates import coded
 from ...exercise import CONTRACT, Exercise
 
 exercise = Exercise(
-    "insert_head_axis", step=4, points=2, minutes=5, difficulty=1, importance=4,
+    "insert_head_axis", step=4, points=2, minutes=4, difficulty=1, importance=4,
     summary="Let one mask serve every head: [B,T,T] becomes [B,1,T,T], and [B,1,S] becomes [B,1,1,S].",
     hints=(
         "Scores are [B,H,T,S]. Write the mask's axes below them: where is the gap?",

@@ -10,6 +10,7 @@ from ...exercise import CONTRACT, Exercise
 from ...lab import Mismatch
 from . import _mha_evidence as evidence
 from ._mha_oracle import (
+    ONE,
     OTHER,
     E,
     X,
@@ -19,8 +20,11 @@ from ._mha_oracle import (
     per_head,
     random_call,
     scattered,
+    self_call,
     staircase,
+    staircases,
     steep_call,
+    wanted,
 )
 from ._mha_rights import RIGHTS
 from ._mha_wrong_maps import WRONGS as WRONG_MAPS
@@ -28,7 +32,7 @@ from ._mha_wrong_weights import WRONGS as WRONG_WEIGHTS
 
 NAME = "MultiHeadAttention"
 exercise = Exercise(
-    NAME, step=6, points=5, minutes=25, difficulty=4, importance=5,
+    NAME, step=6, points=5, minutes=22, difficulty=4, importance=5,
     summary="One module for self- and cross-attention: project, split, attend under a mask, merge, project.",
     hints=(
         "Follow the ledger stage by stage and compare the shape of each stage with it. Queries bring T, keys and "
@@ -40,8 +44,8 @@ exercise = Exercise(
     ),
     hides="Square maps hide their orientation; H = D hides √H for √D; B = H hides a mask's batch on the head axis; "
           "T = S hides keys reshaped with T, square masks and padding on the wrong axis; an all-visible mask hides "
-          "every mask fault; finite fills show only below very negative scores and in float16; maps that start as copies "
-          "hide V made with W_K.",
+          "every mask fault; finite fills show only below very negative scores and in float16; maps that start as "
+          "copies hide V made with W_K.",
 )
 NAMES = ("batch", "query", "channel"), ("batch", "head", "query", "key")
 
@@ -72,24 +76,22 @@ def _same(got, want, atol=1e-9, rtol=1e-9):
         expect.close(mine, oracle, what, names, atol=atol, rtol=rtol)
 
 
-def _plain(lab, sizes, call, visible=None):
-    """Random inputs: rows, scale, weights, output."""
-    got = _answer(lab, sizes, *call, visible)
-    want = attend(call[0], sizes[4], *call[1:], visible)
+def _plain(lab, sizes, call=random_call):
+    """Random inputs: rows, scale, weights, output. Returns the answer."""
+    got, want = _answer(lab, sizes, *call(sizes)), wanted(call, sizes)
     evidence.forms(got, want)
     evidence.rows(got[1])
     evidence.scale(got[1], want[1], sizes[3] // sizes[4])
     evidence.alike(got[1], want[1])
-    merged, _ = attend(call[0] | {"o_proj.weight": torch.eye(sizes[3])}, sizes[4], *call[1:], visible)
-    evidence.unmerged(got[0], want[0], merged)
+    evidence.unmerged(got[0], want[0], wanted(call, sizes, merged=True)[0])
     _same(got, want)
+    return got
 
 
-def _masked(lab, sizes, visible):
+def _masked(lab, sizes, mask):
     """Coded values under equal scores: which keys does each query average?"""
-    call = coded_call(sizes)
-    got = _answer(lab, sizes, *call, visible)
-    want = attend(call[0], sizes[4], *call[1:], visible)
+    visible = mask(sizes)
+    got, want = _answer(lab, sizes, *coded_call(sizes), visible), wanted(coded_call, sizes, mask)
     evidence.forms(got, want)
     evidence.rows(got[1])
     evidence.averages(got[0], got[1], visible, sizes[3] // sizes[4])
@@ -98,48 +100,52 @@ def _masked(lab, sizes, visible):
 
 @exercise.case("a packed checkpoint loads, and cross-attention with it is right: B2 H3 T5 S7 D4")
 def cross(lab):
-    _plain(lab, E, random_call(E))
+    _plain(lab, E)
 
 
-@exercise.case("self-attention: one tensor three times")
+@exercise.case("self-attention: one tensor three times, and its gradients add")
 def alone(lab):
-    state, query, *_ = random_call(E)
-    _plain(lab, E, (state, query, query, query))
+    output, _ = _plain(lab, E, self_call)
+    state, x, *_ = self_call(E)
+    want, _ = attend(state, E[4], x, x, x)
+    cotangent = standard.normal(*want.shape, seed=61)
+    grads = lab.backward((output, cotangent))
+    expect.gradient(grads, x, torch.autograd.grad(want, x, cotangent)[0], "the one input")
 
 
 @exercise.case("B=H=3, T=S=6: sizes where confused axes fit")
 def trap(lab):
-    _plain(lab, X, random_call(X))
+    _plain(lab, X)
 
 
 @exercise.case("other sizes: B4 H5 T3 S7 D2")
 def other_sizes(lab):
-    _plain(lab, OTHER, random_call(OTHER))
+    _plain(lab, OTHER)
 
 
 @exercise.case("a padding mask [B,1,1,S]")
 def padded(lab):
-    _masked(lab, E, padding(E))
+    _masked(lab, E, padding)
 
 
 @exercise.case("a padding mask where T = S")
 def padded_square(lab):
-    _masked(lab, X, padding(X))
+    _masked(lab, X, padding)
 
 
 @exercise.case("a mask for each query [T,S]")
 def per_query(lab):
-    _masked(lab, E, staircase(E))
+    _masked(lab, E, staircase)
 
 
 @exercise.case("a mask for each sample and query [B,1,T,S] where T = S")
 def per_query_square(lab):
-    _masked(lab, X, staircase(X).expand(3, 1, 6, 6).contiguous())
+    _masked(lab, X, staircases)
 
 
 @exercise.case("a mask for each head [1,H,T,S]")
 def each_head(lab):
-    _masked(lab, E, per_head(E))
+    _masked(lab, E, per_head)
 
 
 @exercise.case("scores near ±3·10⁴: a blocked key stays blocked above very negative visible ones")
@@ -220,13 +226,23 @@ def half(lab):
     _in_dtype(lab, torch.float16, scattered(E, 2, 1, 5, 7))
 
 
-def refusal(title, word, sizes, change):
-    """A call that must end in ValueError: `change(query, key, value)` gives its arguments."""
+@exercise.case("one head of the whole width", CONTRACT)
+def one_head(lab):
+    _plain(lab, ONE)
+
+
+def refusal(title, word, sizes, *changes):
+    """Calls that must end in ValueError: each `change(query, key, value)` gives the arguments of one."""
     @exercise.case(title, CONTRACT)
     def refused(lab):
         state, *inputs = random_call(sizes)
         handle = _built(lab, sizes, state)
-        lab.method_raises(ValueError, word, handle, "__call__", *change(*inputs))
+        for change in changes:
+            lab.method_raises(ValueError, word, handle, "__call__", *change(*inputs))
+
+
+def _wider(x):
+    return torch.cat([x, x[..., :2]], -1)
 
 
 def _dead_row():
@@ -238,9 +254,14 @@ def _dead_row():
 refusal("refuses a mask of three axes", "head axis", E, lambda q, k, v: (q, k, v, scattered(E, 2, 5, 7)))
 refusal("refuses a mask of three axes where B = H", "head axis", X, lambda q, k, v: (q, k, v, scattered(X, 3, 6, 6)))
 refusal("refuses a row without a visible key", "no visible key", E, lambda q, k, v: (q, k, v, _dead_row()))
-refusal("refuses queries of another width", "width", E, lambda q, k, v: (q[..., :10], k, v))
-refusal("refuses keys and values of another width", "width", E, lambda q, k, v: (q, k[..., :10], v[..., :10]))
-refusal("refuses 7 keys with 6 values", "key and value length", E, lambda q, k, v: (q, k, v[:, :6]))
+refusal("refuses queries of another width", "width", E,
+        lambda q, k, v: (q[..., :10], k, v), lambda q, k, v: (_wider(q), k, v))
+refusal("refuses keys of another width", "width", E,
+        lambda q, k, v: (q, k[..., :10], v), lambda q, k, v: (q, _wider(k), v))
+refusal("refuses values of another width", "width", E,
+        lambda q, k, v: (q, k, v[..., :10]), lambda q, k, v: (q, k, _wider(v)))
+refusal("refuses 7 keys with 6 values, and 6 with 7", "key and value length", E,
+        lambda q, k, v: (q, k, v[:, :6]), lambda q, k, v: (q, k[:, :6], v))
 
 
 @exercise.case("refuses a width that the heads cannot share", CONTRACT)

@@ -6,7 +6,7 @@ from ... import expect
 from ...exercise import CONTRACT, VALUES, Exercise
 
 exercise = Exercise(
-    "shape_ledger", step=5, points=2, minutes=8, difficulty=2, importance=4, tensor=False,
+    "shape_ledger", step=5, points=2, minutes=6, difficulty=2, importance=4, tensor=False,
     summary="The fifteen shapes of a multi-head attention call, self or cross, with values as wide as you like.",
     hints=(
         "Start with the three inputs: whose length does each one carry, q_len or k_len?",
@@ -82,6 +82,11 @@ def square(lab):
 @exercise.case("other sizes, and values narrower than keys: B4 T1 S9 M20 H5, d_v=3")
 def other_sizes(lab):
     _check(lab, (4, 1, 9, 20, 5), {"d_v": 3})
+
+
+@exercise.case("one head of the whole width: B2 T5 S7 M12 H1", CONTRACT)
+def one_head(lab):
+    _check(lab, (2, 5, 7, 12, 1), {})
 
 
 @exercise.case("every shape is a tuple", CONTRACT)

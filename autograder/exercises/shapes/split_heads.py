@@ -7,7 +7,7 @@ from ...coordinates import coded
 from ...exercise import CONTRACT, Exercise
 
 exercise = Exercise(
-    "split_heads", step=2, points=3, minutes=10, difficulty=2, importance=5,
+    "split_heads", step=2, points=3, minutes=6, difficulty=2, importance=5,
     summary="Give each head its own token sequence, [B,S,H·D] becomes [B,H,S,D], without moving a byte.",
     hints=(
         "Follow one number: channel 5 of token 1, with 3 heads of width 4. Which head owns it, and at which place?",
@@ -56,6 +56,11 @@ def other_sizes(lab):
 
 
 standard.tensor_cases(exercise, lambda: ([standard.normal(2, 7, 12, seed=1)], {"num_heads": 3}), oracle, NAMES)
+
+
+@exercise.case("one head owns every channel", CONTRACT)
+def one_head(lab):
+    _contiguous(lab, batch=2, token=7, head=1, channel=12)
 
 
 @exercise.case("the heads are a view: no new memory", CONTRACT)
