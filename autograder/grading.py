@@ -84,7 +84,7 @@ class Grader:
             title = exercise.cases[len(trials)].title if len(trials) < len(exercise.cases) else "the program"
             report.cases.append(CaseResult(title, status, why))
             report.cases += [CaseResult(c.title, status, NOT_REACHED) for c in exercise.cases[len(trials) + 1:]]
-        if failing and len(trials) == len(exercise.cases):
+        if failing and len(trials) == len(exercise.cases) and not any(t.unread for t in trials):
             report.diagnosis = diagnose(exercise, trials)
         if failing:
             named = report.diagnosis and next((t for t in failing if t.message == report.diagnosis.evidence), None)

@@ -347,13 +347,21 @@ def in_worker(sandbox, module: str, files: Mapping[str, bytes]) -> Lab:
     try:
         body, _ = lab._exchange({"module": module, "files": encoded})
         if error := body.get("import_error"):
-            if error["type"] == "NotImplementedError":
-                raise NotStarted(error["message"])
-            raise Gone(f"mha_lab/{module}.py cannot be imported: {_error_line(error)}")
+            _refuse_import(module, error)
     except BaseException:
         channel.close()
         raise
     return lab
+
+
+def _refuse_import(module, error):
+    try:
+        started, line = error["type"] != "NotImplementedError", _error_line(error)
+    except (TypeError, KeyError, AttributeError):
+        started, line = True, "for a reason that could not be read"
+    if not started:
+        raise NotStarted(str(error["message"]))
+    raise Gone(f"mha_lab/{module}.py cannot be imported: {line}")
 
 
 def _last_words(channel, limits):

@@ -110,6 +110,16 @@ def test_a_link_out_of_the_folder_is_not_followed(grader, lab, tmp_path):
 
 
 @pytest.mark.walls
+@pytest.mark.parametrize("place", ["", "    "])
+def test_a_worker_that_lies_about_errors_fails_closed(check, place):
+    patch = (f"{place}import autograder.worker.executor as e, autograder.worker.serve as s\n"
+             f"{place}e.describe = s.describe = lambda x: True\n")
+    report = check(patch + "raise ValueError\n" if not place else HEAD + patch + "    raise ValueError\n")
+    assert report.status in ("failed", "error") and report.score == 0 and report.diagnosis is None
+    assert "could not be read" in report.cases[0].message
+
+
+@pytest.mark.walls
 def test_a_patched_torch_does_not_help(check):
     wrong = TOKENS.replace("return ", "return (").replace("(1, 2)", "(1, 2)).as_subclass(Always)")
     report = check("import torch\ntorch.equal = torch.allclose = lambda *a, **k: True\n"

@@ -84,6 +84,12 @@ def test_a_wrong_name_is_answered_not_raised(workspace, shown):
     assert "name an exercise" in shown()
 
 
+def test_nbgraders_validate_button_fails_with_a_failing_check(workspace, shown, monkeypatch):
+    monkeypatch.setenv("NBGRADER_EXECUTION", "validate")
+    with pytest.raises(AssertionError, match="identity_heads: not started"):
+        notebook.check("identity_heads")
+
+
 def test_outside_a_lab_it_says_where_to_go(tmp_path, monkeypatch, shown):
     monkeypatch.chdir(tmp_path)
     notebook.check("identity_heads")
