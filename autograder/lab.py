@@ -375,7 +375,8 @@ def _last_words(channel, limits):
 def _serve_callback(transport, header, blob):
     message = wire.Unpacker(header, blob, layouts=True)
     asked = message.unpack(message.body)
-    packer = wire.Packer(layouts=True)
+    packer = wire.Packer(layouts=True, known={t.untyped_storage().data_ptr(): message.layouts[id(t)].storage
+                                              for t in message.tensors if t.untyped_storage().data_ptr()})
     try:
         value = transport.callbacks[asked["callback"]](*asked["args"], **asked["kwargs"])
         body = {"value": value}

@@ -109,7 +109,8 @@ class Executor:
         def function(*args, **kwargs):
             packer = Packer(layouts=True)
             body = packer.pack({"callback": number, "args": list(args), "kwargs": kwargs})
-            reply = Unpacker(*self._ask(*packer.message(body)), layouts=True)
+            ours = {packer.storages[p]: t for t in packer.tensors if (p := t.untyped_storage().data_ptr())}
+            reply = Unpacker(*self._ask(*packer.message(body)), layouts=True, known=ours)
             answer = reply.unpack(reply.body)
             if answer.get("error"):
                 raise _ERRORS.get(answer["error"]["type"], RuntimeError)(answer["error"]["message"])

@@ -154,15 +154,19 @@ class Packer:
 
 
 class Unpacker:
-    """Rebuilds plain tensors and plain Python values. Whatever the sender says, only plain types come out."""
+    """Rebuilds plain tensors and plain Python values. Whatever the sender says, only plain types come out.
 
-    def __init__(self, header: bytes, blob: bytes, layouts: bool, handle=Handle, callback=Callback):
+    `known` are tensors of this side by storage number: what lies in their storages comes back as a view of them.
+    """
+
+    def __init__(self, header: bytes, blob: bytes, layouts: bool, handle=Handle, callback=Callback,
+                 known: dict[int, torch.Tensor] | None = None):
         try:
             message = json.loads(header)
             self.body, meta = message["body"], message["tensors"]
             blobs = load_tensors(blob) if blob else {}
             self.layouts: dict[int, Layout] = {}
-            self._handle, self._callback = handle, callback
+            self._handle, self._callback, self._known = handle, callback, known or {}
             build = self._rebuild if layouts else self._values
             self.tensors = [build(m, blobs) for m in meta]
         except WireError:
@@ -180,8 +184,13 @@ class Unpacker:
     def _rebuild(self, meta, blobs):
         raw = blobs[meta["blob"]]
         dtype = _DTYPES[meta["dtype"]]
+        ours = self._known.get(meta["storage"])
         if meta["blob"].startswith("t"):
             tensor = raw.clone()
+        elif _reach(meta) * dtype.itemsize > raw.numel():
+            raise WireError("a tensor reaches beyond its storage")
+        elif ours is not None and ours.dtype == dtype:
+            tensor = ours.detach().as_strided(meta["shape"], meta["stride"], meta["offset"])
         else:
             tensor = torch.empty(0, dtype=dtype).set_(raw.untyped_storage(), meta["offset"], meta["shape"],
                                                       meta["stride"])
@@ -222,6 +231,14 @@ class Unpacker:
             case "x":
                 return Opaque(str(body[0]), str(body[1]))
         raise WireError(f"unknown node {code!r}")
+
+
+def _reach(meta) -> int:
+    """One more than the highest element of its storage that a described tensor reads."""
+    sizes, strides, offset = meta["shape"], meta["stride"], meta["offset"]
+    if offset < 0 or min([*sizes, *strides], default=0) < 0:
+        raise WireError("a tensor with a negative size, stride or offset")
+    return 0 if 0 in sizes else offset + 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
 
 
 def send(sock, header: bytes, blob: bytes = b"") -> None:
