@@ -68,7 +68,7 @@ class Exercise:
     """Declared once, in a file of its own under autograder/exercises/<session's module>/.
 
     `step` is its place in the session; `hides` says which fault would not show at which size; `tensor` exercises share
-    the standard checks and faults of standard.py.
+    the standard checks and faults of standard.py, but for the faults in `exempt`, which they cannot have.
     """
 
     name: str
@@ -80,6 +80,7 @@ class Exercise:
     summary: str
     hints: tuple[str, str, str]
     tensor: bool = True
+    exempt: tuple[str, ...] = ()
     hides: str = ""
     session: str = ""
     module: str = ""
