@@ -33,6 +33,10 @@ def noise(x):
 def ask(f, x):
     return f(x) + 1
 
+def compare_storage(f, x):
+    y = f(x)
+    return y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr(), y.stride(), y.storage_offset(), y
+
 def same_object(a, b):
     return a is b
 
@@ -107,6 +111,14 @@ def test_a_callback_runs_on_the_graders_side(lab):
     asked = []
     got = lab.call("ask", lambda x: asked.append(x) or x * 10, torch.ones(2))
     assert torch.equal(got, torch.full((2,), 11.0)) and len(asked) == 1
+
+
+@pytest.mark.parametrize("answer, shares, stride, offset", [
+    (lambda x: x[1:].T, True, (1, 3), 3), (lambda x: x.T.contiguous(), False, (2, 1), 0)])
+def test_what_a_callback_answers_with_its_argument_stays_a_view_of_it(lab, answer, shares, stride, offset):
+    x = torch.arange(6.0).reshape(2, 3)
+    got = lab.call("compare_storage", answer, x)
+    assert got[:3] == (shares, stride, offset) and torch.equal(got[3], answer(x))
 
 
 def test_gradients_follow_the_cotangent(lab):

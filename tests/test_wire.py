@@ -84,6 +84,17 @@ def test_a_description_that_lies_about_its_bytes_is_refused():
         wire.Unpacker(json.dumps(message).encode(), blob, layouts=False)
 
 
+@pytest.mark.parametrize("change", [{"shape": [2, 10**9]}, {"stride": [10**6, 1]}, {"offset": 1}, {"offset": -1},
+                                    {"stride": [-2, 1]}, {"shape": [-1, -2]}])
+def test_a_layout_that_reaches_beyond_its_storage_is_refused(change):
+    packer = wire.Packer(layouts=True)
+    header, blob = packer.message(packer.pack(torch.zeros(2, 2)))
+    message = json.loads(header)
+    message["tensors"][0] |= change
+    with pytest.raises(wire.WireError):
+        wire.Unpacker(json.dumps(message).encode(), blob, layouts=True)
+
+
 def test_depth_and_size_are_bounded():
     nested = []
     for _ in range(30):
