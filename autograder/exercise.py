@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .lab import Gone, Lab, Mismatch, NotStarted, Observation, in_process
+from .lab import Gone, Lab, Mismatch, NotStarted, Observation, Record, in_process
 from .sandbox import SandboxError
 
 VALUES, CONTRACT = "values", "contract"
@@ -192,6 +192,8 @@ def same(a: Any, b: Any) -> bool:
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, Record) and isinstance(b, Record):
+        return a._type == b._type and same(a._fields, b._fields)
     if isinstance(a, float) and isinstance(b, float):
         return a == b or abs(a - b) <= 1e-9 * max(abs(a), abs(b)) or (a != a and b != b)
     return type(a) is type(b) and a == b
