@@ -243,8 +243,8 @@ def sizes_of(args, kwargs) -> tuple:
     """The sizes of a call: its numbers and the shapes of its tensors; masks count only where nothing else comes."""
     leaves = list(args) + [kwargs[k] for k in sorted(kwargs)]
     floats = any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in leaves)
-    return tuple(tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in leaves
-                 if isinstance(v, int) or isinstance(v, torch.Tensor) and (v.is_floating_point() or not floats))
+    return tuple(tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in leaves if isinstance(v, (int, tuple))
+                 or isinstance(v, torch.Tensor) and (v.is_floating_point() or not floats))
 
 
 def _spell(name, args, kwargs):
