@@ -1,8 +1,10 @@
-"""Given to every session: one attention call over rows that are already projected and split into heads.
+"""Given to every session: one attention call over rows that are already projected and split into heads, and a way to
+see any tensor as coordinates.
 
 Letters: B batch, H heads, T target length, S source length, D width of queries and keys, D_v width of values.
 """
 import math
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
@@ -45,3 +47,73 @@ def local_backward(grad_heads: Float[Tensor, "B H T D_v"], q: Float[Tensor, "B H
     row_mean = (probabilities * grad_probabilities).sum(-1, keepdim=True)
     grad_scores = probabilities * (grad_probabilities - row_mean) / math.sqrt(q.shape[-1])
     return grad_scores @ k, grad_scores.transpose(-2, -1) @ q, probabilities.transpose(-2, -1) @ grad_heads
+
+
+@dataclass(frozen=True)
+class Stage:
+    """How a tensor lies in memory at one step of a computation; what `merge_trace` of session 02 returns.
+
+    name: of the step. shape: sizes. strides: in elements. contiguous: whether it is row-major.
+    shares_storage: whether it lies in the memory of the step before it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    contiguous: bool
+    shares_storage: bool
+
+
+class Coordinates(str):
+    """Text that a notebook shows line by line."""
+
+    __repr__ = str.__str__
+
+
+def coordinates(tensor: Tensor, axes: dict[str, int] | None = None, values: bool = False, most: int = 8) -> Coordinates:
+    """Any tensor as coordinates: which element of its storage does every cell read?
+
+    tensor: of any shape, strides, offset and dtype. axes: names and sizes of the axes in which the storage was
+    written, {"b": 2, "s": 7, "c": 12}; given them, address 90 is shown as b1 s0 c6. values: read the cells' values
+    as addresses instead of asking where the cells lie; for a coordinate-coded tensor, values survive a copy.
+    most: rows, columns and tables shown; the rest is cut, and said so.
+    Returns text: one table of the last two axes for every index of the others.
+    Raises ValueError ("size") for names that do not span the storage: an address above their last element.
+    Source: Derivation; address = offset + sum of index·stride.
+    """
+    shape, offset = tuple(tensor.shape), tensor.storage_offset()
+    reads = torch.full(shape, offset)
+    for axis, stride in enumerate(tensor.stride()):
+        reads = reads + stride * torch.arange(shape[axis]).view(-1, *[1] * (len(shape) - axis - 1))
+    if values:
+        reads = tensor.detach().cpu()
+    head = (f"shape {shape}, strides {tensor.stride()}, offset {offset}, "
+            f"{'' if tensor.is_contiguous() else 'not '}contiguous")
+    rows, columns = shape[-2:] if len(shape) > 1 else (1, reads.numel())
+    tables = reads.reshape(math.prod(shape[:-2]), rows, columns)
+    lines = [head]
+    for number, table in enumerate(tables[:most]):
+        if len(shape) > 2:
+            lead = torch.unravel_index(torch.tensor(number), shape[:-2])
+            lines.append(f"[{', '.join(str(int(i)) for i in lead)}]")
+        cells = [[_spell(v, axes) for v in row] for row in table[:most, :most].tolist()]
+        width = max((len(c) for row in cells for c in row), default=0)
+        cut = "  ..." if columns > most else ""
+        lines += ["  " + "  ".join(c.rjust(width) for c in row) + cut for row in cells]
+        if rows > most:
+            lines.append(f"  ... {rows - most} more rows")
+    if len(tables) > most:
+        lines.append(f"... {len(tables) - most} more tables")
+    return Coordinates("\n".join(lines))
+
+
+def _spell(address: float, axes: dict[str, int] | None) -> str:
+    if axes is None:
+        return f"{address:g}" if isinstance(address, float) else str(address)
+    if not 0 <= address < math.prod(axes.values()) or address != int(address):
+        raise ValueError(f"{address:g} is no address of axes of size {axes}")
+    words, rest = [], int(address)
+    for name, size in reversed(axes.items()):
+        rest, place = divmod(rest, size)
+        words.append(f"{name}{place}")
+    return " ".join(reversed(words))
