@@ -1,0 +1,1 @@
+"""Session 02, the stride proof."""

@@ -1,0 +1,136 @@
+"""Session 02, the stride proof: where an element lies, and when a new shape needs no copy.
+
+Letters: B batch, S tokens, Q query tokens, H heads, D head width. Strides, offsets and addresses count elements,
+not bytes. Row-major: the last axis is the fastest. Head packing is head-major: channel c = h·D + d.
+"""
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+from mha_lab.given import Stage
+
+
+def row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a fresh tensor of this shape, in elements.
+
+    shape: sizes; a size of 0 counts as 1.
+    Returns one stride an axis: (2, 3, 4, 5) gives (60, 20, 5, 1).
+    Source: PyTorch 2.13, `torch.empty(shape).stride()`.
+    """
+    raise NotImplementedError("row_major_strides: write this in mha_lab/strides.py")
+
+
+def storage_offset(index: Sequence[int], strides: Sequence[int], offset: int = 0) -> int:
+    """Which element of the storage a coordinate reads.
+
+    index: one number an axis. strides: in elements. offset: where the tensor begins in its storage, in elements.
+    Returns the address, in elements: ((1, 2, 3), (20, 5, 1)) gives 33.
+    Raises ValueError ("rank") when index and strides have different lengths.
+    Source: Derivation; it is the definition of a strided tensor.
+    """
+    raise NotImplementedError("storage_offset: write this in mha_lab/strides.py")
+
+
+def coordinate_coded(shape: Sequence[int], dtype: torch.dtype = torch.float64) -> Shaped[Tensor, "*shape"]:
+    """A tensor whose values tell where they came from.
+
+    shape: sizes. dtype: of the result.
+    Returns a tensor in which every element is its own row-major address: the element at (i, j) of [3,4] is 4·i + j.
+    Raises ValueError ("exact") when the dtype cannot hold every address, that is when the highest one lies above the
+    numbers it counts without gaps: 2048 for float16, 256 for bfloat16.
+    Source: Derivation.
+    """
+    raise NotImplementedError("coordinate_coded: write this in mha_lab/strides.py")
+
+
+def decode(value: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """The coordinate that a row-major address stands for; undoes `coordinate_coded`.
+
+    value: an address, a whole number. shape: the sizes that it was coded with.
+    Returns one index an axis: (33, (2, 4, 5)) gives (1, 2, 3).
+    Raises ValueError ("range") when the shape has no such address.
+    Source: Derivation (a number in mixed radix).
+    """
+    raise NotImplementedError("decode: write this in mha_lab/strides.py")
+
+
+def transposed_layout(shape: Sequence[int], strides: Sequence[int], dim0: int,
+                      dim1: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides after `transpose(dim0, dim1)`, which moves no element.
+
+    shape, strides: of the tensor before. dim0, dim1: axes; -1 is the last one.
+    Returns (shape, strides), each a tuple.
+    Source: PyTorch 2.13, `Tensor.transpose`.
+    """
+    raise NotImplementedError("transposed_layout: write this in mha_lab/strides.py")
+
+
+def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether reading in row-major order is walking through the storage element by element.
+
+    shape, strides: of the tensor. The stride of an axis of size 1 says nothing, and a tensor without elements counts.
+    Source: PyTorch 2.13, `Tensor.is_contiguous`.
+    """
+    raise NotImplementedError("is_contiguous: write this in mha_lab/strides.py")
+
+
+def known_sizes(new_shape: Sequence[int], elements: int) -> tuple[int, ...] | None:
+    """Given: the target sizes of a `view` with a -1 worked out, or None where nothing fits.
+
+    new_shape: sizes, one of which may be -1. elements: how many elements there are to share out.
+    """
+    sizes = list(new_shape)
+    if sizes.count(-1) == 1:
+        others = -math.prod(sizes)
+        if others <= 0 or elements % others:
+            return None
+        sizes[sizes.index(-1)] = elements // others
+    return tuple(sizes) if min(sizes, default=0) >= 0 else None
+
+
+def view_strides(shape: Sequence[int], strides: Sequence[int], new_shape: Sequence[int]) -> tuple[int, ...] | None:
+    """The strides that `view(new_shape)` gives a tensor of this layout, or None where `view` refuses.
+
+    shape, strides: of the tensor, in elements. new_shape: the target sizes. Where it holds a -1, both None and the
+    strides are accepted: the rule begins when all sizes are known, and `known_sizes` above can work it out.
+    Neighbouring axes can become one axis only while stride[i] = size[i+1]·stride[i+1]. Strides of new axes of size 1
+    and of tensors without elements are free. No tensor is built here: the answer comes from the numbers.
+    Source: PyTorch 2.13, `Tensor.view`.
+    """
+    raise NotImplementedError("view_strides: write this in mha_lab/strides.py")
+
+
+def split_heads_as_strided(packed: Shaped[Tensor, "B S HD"], num_heads: int) -> Shaped[Tensor, "B H S D"]:
+    """`split_heads` of session 01 as one `as_strided` call: the layout is written down by hand.
+
+    packed: [B,S,H·D], with any strides and any offset. num_heads: H, which divides H·D.
+    Returns [B,H,S,D], a view of the same storage: heads[b,h,s,d] is packed[b,s,h·D+d].
+    Source: PyTorch 2.13, `Tensor.as_strided`.
+    """
+    raise NotImplementedError("split_heads_as_strided: write this in mha_lab/strides.py")
+
+
+def merge_trace(heads: Shaped[Tensor, "B H Q D"]) -> list[Stage]:
+    """What happens to the memory when heads are merged by `transpose(1, 2)`, `contiguous()`, `view(B, Q, H·D)`.
+
+    heads: [B,H,Q,D], with any strides and any offset.
+    Returns four `Stage`s named "heads", "transpose", "contiguous" and "view". `shares_storage` compares a stage with
+    the one before it; for "heads", which has none, it is free.
+    Source: PyTorch 2.13, `Tensor.contiguous`.
+    """
+    raise NotImplementedError("merge_trace: write this in mha_lab/strides.py")
+
+
+def layout_oracle(split: Callable[[Tensor, int], Tensor], merge: Callable[[Tensor], Tensor]) -> list[str]:
+    """A test of head layouts, written by you: does this pair split and merge as the contract says?
+
+    split: split(packed [B,S,H·D], num_heads) -> heads [B,H,S,D], heads[b,h,s,d] is packed[b,s,h·D+d].
+    merge: merge(heads [B,H,Q,D]) -> packed [B,Q,H·D], packed[b,q,h·D+d] is heads[b,h,q,d].
+    Returns messages, one for each thing that is wrong; an empty list for a right pair. Copies are right, and so are
+    views. A pair that raises is wrong. Heads reach `merge` both as strided and as contiguous tensors.
+    Source: Derivation.
+    """
+    raise NotImplementedError("layout_oracle: write this in mha_lab/strides.py")
