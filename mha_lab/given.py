@@ -4,6 +4,7 @@ see any tensor as coordinates.
 Letters: B batch, H heads, T target length, S source length, D width of queries and keys, D_v width of values.
 """
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -62,6 +63,21 @@ class Stage:
     strides: tuple[int, ...]
     contiguous: bool
     shares_storage: bool
+
+
+def known_sizes(new_shape: Sequence[int], elements: int) -> tuple[int, ...] | None:
+    """The target sizes of a `view` with a -1 worked out, or None where nothing fits.
+
+    new_shape: sizes, one of which may be -1. elements: how many elements there are to share out.
+    Source: PyTorch 2.13, `Tensor.view`.
+    """
+    sizes = list(new_shape)
+    if sizes.count(-1) == 1:
+        others = -math.prod(sizes)
+        if others <= 0 or elements % others:
+            return None
+        sizes[sizes.index(-1)] = elements // others
+    return tuple(sizes) if min(sizes, default=0) >= 0 else None
 
 
 class Coordinates(str):

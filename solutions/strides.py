@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from mha_lab.given import Stage
+from mha_lab.given import Stage, known_sizes
 
 
 def row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -115,25 +115,11 @@ def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
     ### END SOLUTION
 
 
-def known_sizes(new_shape: Sequence[int], elements: int) -> tuple[int, ...] | None:
-    """Given: the target sizes of a `view` with a -1 worked out, or None where nothing fits.
-
-    new_shape: sizes, one of which may be -1. elements: how many elements there are to share out.
-    """
-    sizes = list(new_shape)
-    if sizes.count(-1) == 1:
-        others = -math.prod(sizes)
-        if others <= 0 or elements % others:
-            return None
-        sizes[sizes.index(-1)] = elements // others
-    return tuple(sizes) if min(sizes, default=0) >= 0 else None
-
-
 def view_strides(shape: Sequence[int], strides: Sequence[int], new_shape: Sequence[int]) -> tuple[int, ...] | None:
     """The strides that `view(new_shape)` gives a tensor of this layout, or None where `view` refuses.
 
     shape, strides: of the tensor, in elements. new_shape: the target sizes. Where it holds a -1, both None and the
-    strides are accepted: the rule begins when all sizes are known, and `known_sizes` above can work it out.
+    strides are accepted: the rule begins when all sizes are known, and the given `known_sizes` can work it out.
     Neighbouring axes can become one axis only while stride[i] = size[i+1]·stride[i+1]. Strides of new axes of size 1
     and of tensors without elements are free. No tensor is built here: the answer comes from the numbers.
     Source: PyTorch 2.13, `Tensor.view`.
@@ -215,26 +201,22 @@ def layout_oracle(split: Callable[[Tensor, int], Tensor], merge: Callable[[Tenso
     """
     ### BEGIN SOLUTION
     messages = []
-
-    def compare(what, axes, want, function, *args):
-        try:
-            got = function(*args)
-        except Exception as error:
-            messages.append(f"{what} raised {type(error).__name__}: {error}")
-            return
-        if getattr(got, "shape", None) != want.shape:
-            messages.append(f"{what} is not a tensor {list(want.shape)}")
-        elif not torch.equal(got, want):
-            cell = tuple((got != want).nonzero()[0].tolist())
-            messages.append(f"{what}{list(cell)} holds the code {got[cell]:g}, expected {want[cell]:g}, "
-                            f"which is the element {decode(int(want[cell]), axes)} of {axes}")
-
     for B, S, H, D in ((2, 7, 3, 4), (3, 4, 2, 5)):
-        axes = (B, S, H, D)
-        rows = coordinate_coded(axes)
+        rows = coordinate_coded((B, S, H, D))
         packed, heads = rows.view(B, S, H * D), rows.transpose(1, 2)
-        compare("split", axes, heads, split, packed, H)
-        compare("merge of strided heads", axes, packed, merge, heads)
-        compare("merge of contiguous heads", axes, packed, merge, heads.contiguous())
+        for what, function, given, want in (("split", split, (packed, H), heads),
+                                            ("merge of strided heads", merge, (heads,), packed),
+                                            ("merge of contiguous heads", merge, (heads.contiguous(),), packed)):
+            try:
+                got = function(*given)
+            except Exception as error:
+                messages.append(f"{what} raised {type(error).__name__}: {error}")
+                continue
+            if getattr(got, "shape", None) != want.shape:
+                messages.append(f"{what} is not a tensor {list(want.shape)}")
+            elif not torch.equal(got, want):
+                cell = tuple((got != want).nonzero()[0].tolist())
+                messages.append(f"{what}{list(cell)} holds the code {got[cell]:g}, expected {want[cell]:g}, "
+                                f"which is the element {decode(int(want[cell]), (B, S, H, D))} of {[B, S, H, D]}")
     return messages
     ### END SOLUTION
