@@ -116,9 +116,13 @@ class Lab:
         answer = self._request("call", name, args, kwargs, on=handle, count=count, seed=seed)
         return self._expect_value(answer, _spoken(name), watch)
 
-    def build(self, name: str, *args, seed: int = 0, **kwargs) -> tuple[Handle, dict[str, tuple]]:
-        """An object of a learner's class, and the shapes of its state."""
-        body, _ = self._request("build", name, args, kwargs, seed=seed)
+    def build(self, name: str, *args, seed: int = 0, load: Mapping[str, Any] | None = None,
+              **kwargs) -> tuple[Handle, dict[str, tuple]]:
+        """An object of a learner's class, and the shapes of its state.
+
+        load={"state": ..., "dtype": ..., "training": ...} loads it in the same request, where names and shapes fit.
+        """
+        body, _ = self._request("build", name, args, kwargs, seed=seed, load=load)
         self._raise_error(body, name)
         shapes = {k: tuple(v) for k, v in body["state"].items()}
         self.transcript.append(Observation(f"build {name}", value=shapes))
@@ -207,7 +211,7 @@ class Lab:
         if error["type"] == "Missing":
             raise Gone(error["message"] + "; a `def` or `class` of that name is what the exercise looks for")
 
-    def _request(self, do, name, args, kwargs, on=None, count=False, seed=0):
+    def _request(self, do, name, args, kwargs, on=None, count=False, seed=0, load=None):
         if not self._called:
             self.signature = (self.signature or ()) + sizes_of(args, kwargs)
             self._called = do == "call"
@@ -216,6 +220,8 @@ class Lab:
             body["on"] = on
         if count:
             body["count"] = True
+        if load is not None:
+            body["load"] = dict(load)
         reply, unpacker = self._exchange(body)
         if reply.get("mutated"):
             self.mutated.append(name)

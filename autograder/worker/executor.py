@@ -69,7 +69,11 @@ class Executor:
         torch.default_generator.manual_seed(request.get("seed", 0))
         module = self._resolve(request["name"])(*request["args"], **request["kwargs"])
         self._handles.append(module)
-        return self._reply({"handle": len(self._handles) - 1, "state": self._state_shapes(module)})
+        shapes = self._state_shapes(module)
+        load = request.get("load")
+        if load and shapes == {k: tuple(v.shape) for k, v in load["state"].items()}:
+            self._load({"on": module} | load, unpacker)
+        return self._reply({"handle": len(self._handles) - 1, "state": shapes})
 
     @staticmethod
     def _state_shapes(module):

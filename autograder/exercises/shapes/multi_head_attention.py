@@ -50,16 +50,16 @@ exercise = Exercise(
 NAMES = ("batch", "query", "channel"), ("batch", "head", "query", "key")
 
 
-def _built(lab, sizes, state, bias=False, **load):
+def _built(lab, sizes, state, bias=False, dtype=torch.float64, training=False):
     """A module that has loaded `state`. Where that cannot be, its answer is recorded all the same."""
-    handle, shapes = lab.build(NAME, sizes[3], sizes[4], **({"bias": True} if bias else {}))
+    load = {"state": state, "dtype": dtype, "training": training}
+    handle, shapes = lab.build(NAME, sizes[3], sizes[4], load=load, **({"bias": True} if bias else {}))
     try:
         evidence.state(shapes, sizes[3], bias)
     except Mismatch:
         with suppress(Mismatch):
             lab.method(handle, "__call__", *(x.float() for x in random_call(sizes)[1:]))
         raise
-    lab.load(handle, state, **load)
     return handle
 
 
@@ -254,11 +254,9 @@ def _dead_row():
 refusal("refuses a mask of three axes", "head axis", E, lambda q, k, v: (q, k, v, scattered(E, 2, 5, 7)))
 refusal("refuses a mask of three axes where B = H", "head axis", X, lambda q, k, v: (q, k, v, scattered(X, 3, 6, 6)))
 refusal("refuses a row without a visible key", "no visible key", E, lambda q, k, v: (q, k, v, _dead_row()))
-refusal("refuses queries of another width", "width", E,
-        lambda q, k, v: (q[..., :10], k, v), lambda q, k, v: (_wider(q), k, v))
-refusal("refuses keys of another width", "width", E,
-        lambda q, k, v: (q, k[..., :10], v), lambda q, k, v: (q, _wider(k), v))
-refusal("refuses values of another width", "width", E,
+refusal("refuses queries, keys or values of another width", "width", E,
+        lambda q, k, v: (q[..., :10], k, v), lambda q, k, v: (_wider(q), k, v),
+        lambda q, k, v: (q, k[..., :10], v), lambda q, k, v: (q, _wider(k), v),
         lambda q, k, v: (q, k, v[..., :10]), lambda q, k, v: (q, k, _wider(v)))
 refusal("refuses 7 keys with 6 values, and 6 with 7", "key and value length", E,
         lambda q, k, v: (q, k, v[:, :6]), lambda q, k, v: (q, k[:, :6], v))
