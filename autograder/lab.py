@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import base64
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .wording import _epitaph, _error_kind, _error_line, _from_torch, _returned, _spell, _spoken
 from .worker import wire
 from .worker.executor import Executor, describe
 from .worker.wire import Handle, Layout, Opaque, Record, WireError
@@ -58,6 +58,7 @@ class Answer:
     numbers: dict[int, int]
     output_index: dict[int, int]
     counts: dict | None = None
+    left: list[torch.Tensor] | None = None
 
     def layout(self, tensor: torch.Tensor) -> Layout:
         """Strides (elements), offset and storage number of a tensor of this answer, as the program returned it."""
@@ -102,13 +103,16 @@ class Lab:
         self._called = False
         self.last: Answer | None = None
 
-    def call(self, name: str, *args, watch: tuple[str, ...] = (), count: bool = False, seed: int = 0, **kwargs):
+    def call(self, name: str, *args, watch: tuple[str, ...] = (), count: bool = False, seed: int = 0,
+             restores: bool = False, **kwargs):
         """The value of `name(*args, **kwargs)`; Mismatch if it raises. Details of the answer are in `self.last`.
 
         watch=("layout",) enters the strides and storage of the result into the transcript, ("storage",) only
-        whether it lies in the memory of an input.
+        whether it lies in the memory of an input. restores=True: the program may step in its inputs if it puts their
+        values back; nothing counts as changed, and `self.last.left` holds the inputs as it left them.
         """
-        return self._expect_value(self._request("call", name, args, kwargs, count=count, seed=seed), name, watch)
+        return self._expect_value(self._request("call", name, args, kwargs, count=count, seed=seed,
+                                                restores=restores), name, watch)
 
     def method(self, handle: Handle, name: str, *args, watch: tuple[str, ...] = (), count: bool = False,
                seed: int = 0, **kwargs):
@@ -122,7 +126,7 @@ class Lab:
 
         load={"state": ..., "dtype": ..., "training": ...} loads it in the same request, where names and shapes fit.
         """
-        body, _ = self._request("build", name, args, kwargs, seed=seed, load=load)
+        body, _ = self._request("build", name, args, kwargs, seed=seed, load=load and dict(load))
         self._raise_error(body, name)
         shapes = {k: tuple(v) for k, v in body["state"].items()}
         self.transcript.append(Observation(f"build {name}", value=shapes))
@@ -145,9 +149,10 @@ class Lab:
         self.transcript.append(Observation("backward", value=[body["graph"], body["inputs"], body["params"]]))
         return grads
 
-    def raises(self, error: type[Exception], word: str, name: str, *args, **kwargs) -> None:
+    def raises(self, error: type[Exception], word: str, name: str, *args, restores: bool = False, **kwargs) -> None:
         """Mismatch unless `name(*args, **kwargs)` raises `error` with `word` in its text (any case)."""
-        self._refused(self._request("call", name, args, kwargs), error, word, _spell(name, args, kwargs))
+        outcome = self._request("call", name, args, kwargs, restores=restores)
+        self._refused(outcome, error, word, _spell(name, args, kwargs))
 
     def method_raises(self, error: type[Exception], word: str, handle: Handle, name: str, *args, **kwargs) -> None:
         self._refused(self._request("call", name, args, kwargs, on=handle), error, word,
@@ -181,7 +186,8 @@ class Lab:
         self._raise_error(body, name)
         value = body["value"]
         output_index = {id(t): i for i, t in enumerate(unpacker.tensors)}
-        answer = Answer(value, unpacker.layouts, self._inputs, self._numbers, output_index, body.get("counts"))
+        answer = Answer(value, unpacker.layouts, self._inputs, self._numbers, output_index, body.get("counts"),
+                        body.get("left"))
         self.last = answer
         seen = value
         if "layout" in watch:
@@ -211,17 +217,16 @@ class Lab:
         if error["type"] == "Missing":
             raise Gone(error["message"] + "; a `def` or `class` of that name is what the exercise looks for")
 
-    def _request(self, do, name, args, kwargs, on=None, count=False, seed=0, load=None):
+    def _request(self, do, name, args, kwargs, on=None, count=False, seed=0, **more):
         if not self._called:
             self.signature = (self.signature or ()) + sizes_of(args, kwargs)
-            self._called = do == "call"
+            self._called = do != "build"
         body = {"do": do, "name": name, "args": list(args), "kwargs": kwargs, "seed": seed}
+        body |= {k: v for k, v in more.items() if v is not None and v is not False}
         if on is not None:
             body["on"] = on
         if count:
             body["count"] = True
-        if load is not None:
-            body["load"] = dict(load)
         reply, unpacker = self._exchange(body)
         if reply.get("mutated"):
             self.mutated.append(name)
@@ -251,58 +256,6 @@ def sizes_of(args, kwargs) -> tuple:
     floats = any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in leaves)
     return tuple(tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in leaves if isinstance(v, (int, tuple))
                  or isinstance(v, torch.Tensor) and (v.is_floating_point() or not floats))
-
-
-def _spell(name, args, kwargs):
-    def one(v):
-        return f"a tensor {list(v.shape)}" if isinstance(v, torch.Tensor) else repr(v)
-    return f"{name}({', '.join([one(a) for a in args] + [f'{k}={one(v)}' for k, v in kwargs.items()])})"
-
-
-def _spoken(method):
-    return "forward" if method == "__call__" else method
-
-
-def _returned(value):
-    def one(v):
-        if not isinstance(v, torch.Tensor):
-            return str(v)[:80]
-        return f"a tensor {list(v.shape)}" + (" with NaN in it" if v.isnan().any() else "")
-    if isinstance(value, (tuple, list)) and any(isinstance(v, torch.Tensor) for v in value):
-        return f"; it returned {' and '.join(map(one, value))}"
-    return "" if value is None else f"; it returned {one(value)}"
-
-
-def _error_line(error):
-    text = " ".join(error["message"].split())[:240]
-    if error["type"] == "MemoryError" or "can't allocate memory" in text:
-        text = "it asked for more memory than an exercise may have"
-    return f"{error['type']}: {text}" + (f"  ({error['where']})" if error["where"] else "")
-
-
-def _from_torch(error):
-    """Whether a NotImplementedError is torch's (an operation that a dtype does not have) and not a stub's."""
-    return "not implemented for" in error["message"] or bool(error["where"]) and "raise" not in error["where"]
-
-
-def _error_kind(error):
-    """What a transcript keeps of an exception: its type, and which one it is where torch says many things with one."""
-    if "without overflow" in error["message"]:
-        return f"{error['type']}: overflow"
-    if "view size is not compatible" in error["message"]:
-        return f"{error['type']}: strides do not fold"
-    if size := re.search(r"invalid for input of size (\d+)", error["message"]):
-        return f"{error['type']}: {size[1]} elements"
-    return error["type"]
-
-
-def _epitaph(message):
-    if "refused" in message:
-        return f"the sandbox refused to start: {message['refused']}"
-    gone = str(message["gone"])
-    return {"killed": "the program was ended (it asked for more memory or processes than it may have)",
-            "cpu": "the program used up its CPU time", "crash": "the program crashed the interpreter"}.get(
-        gone, f"the program ended the interpreter ({gone})")
 
 
 def in_process(namespace: Mapping[str, Any]) -> Lab:

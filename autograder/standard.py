@@ -55,7 +55,7 @@ def tensor_cases(exercise: Exercise, inputs: Callable[[], tuple[Sequence[torch.T
 
 
 def shared_faults(exercise: Exercise) -> list[Program]:
-    """Faulty programs that every tensor exercise must recognise, made from its first right program."""
+    """Faulty programs that a tensor exercise must recognise, made from its first right program."""
     right = exercise.rights[0].namespace[exercise.name]
     first = _Sizes()
     makers = {
@@ -71,6 +71,8 @@ def shared_faults(exercise: Exercise) -> list[Program]:
 
 
 def _wrapped(right, make):
+    if isinstance(right, type) and issubclass(right, torch.autograd.Function):
+        return type(right.__name__, (right,), {"apply": staticmethod(make(right.apply))})
     if isinstance(right, type):
         return type(right.__name__, (right,), {"forward": lambda self, *a, **k: make(
             lambda *x, **y: right.forward(self, *x, **y))(*a, **k)})
@@ -105,4 +107,6 @@ def _map(value, change):
         return change(value)
     if isinstance(value, tuple):
         return tuple(_map(v, change) for v in value)
+    if isinstance(value, dict):
+        return {k: _map(v, change) for k, v in value.items()}
     return value

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
+from .batched import sample_by_sample
 from .counting import Counter
+from .recompute import two_passes
 from .wire import Packer, Unpacker
 
 _equal, _clone, _no_grad = torch.equal, torch.Tensor.clone, torch.no_grad
@@ -52,6 +54,8 @@ class Executor:
             error = describe(e)
         mutated = [i for i, (t, version, copy) in enumerate(before)
                    if t._version != version or not _equal_nan(t.detach(), copy)]
+        if request.get("restores"):
+            mutated = []
         if error:
             return self._reply({"error": error, "mutated": mutated})
         known = {t.untyped_storage().data_ptr(): unpacker.layouts[id(t)].storage for t in unpacker.tensors
@@ -61,9 +65,10 @@ class Executor:
         self._last = (packer.tensors, unpacker.tensors, target)
         facts = {"value": tree, "mutated": mutated}
         if counter:
-            facts["counts"] = packer.pack(counter.facts())
-        return packer.message({"d": [[k, v if k in ("value", "counts") else packer.pack(v)]
-                                     for k, v in facts.items()]})
+            facts["counts"] = counter.facts()
+        if request.get("restores"):
+            facts["left"] = [t.detach().clone() for t in unpacker.tensors]
+        return packer.message({"d": [[k, v if k == "value" else packer.pack(v)] for k, v in facts.items()]})
 
     def _build(self, request, unpacker):
         torch.default_generator.manual_seed(request.get("seed", 0))
@@ -109,7 +114,13 @@ class Executor:
                             "inputs": [next(by_input) if t.requires_grad else None for t in inputs],
                             "params": dict(zip(params, grads[len(wanted):], strict=True))})
 
+    def _passes(self, request, unpacker):
+        """Forward, numbers drawn in between, backward: see recompute.py."""
+        facts = two_passes(self._resolve(request["name"]), request, unpacker.tensors)
+        return self._reply(facts | {"raised": facts["raised"] and describe(facts["raised"])})
+
     def _callback(self, number):
+        @sample_by_sample
         def function(*args, **kwargs):
             packer = Packer(layouts=True)
             body = packer.pack({"callback": number, "args": list(args), "kwargs": kwargs})
