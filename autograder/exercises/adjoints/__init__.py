@@ -1,0 +1,1 @@
+"""Session 04, adjoints."""
