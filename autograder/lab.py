@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .wording import _epitaph, _error_kind, _error_line, _from_torch, _returned, _spell, _spoken
+from .wording import epitaph, error_kind, error_line, from_torch, returned, spell, spoken
 from .worker import wire
 from .worker.executor import Executor, describe
 from .worker.wire import Handle, Layout, Opaque, Record, WireError
@@ -118,7 +118,7 @@ class Lab:
                seed: int = 0, **kwargs):
         """The value of `handle.name(*args, **kwargs)` for an object made by `build`."""
         answer = self._request("call", name, args, kwargs, on=handle, count=count, seed=seed)
-        return self._expect_value(answer, _spoken(name), watch)
+        return self._expect_value(answer, spoken(name), watch)
 
     def build(self, name: str, *args, seed: int = 0, load: Mapping[str, Any] | None = None,
               **kwargs) -> tuple[Handle, dict[str, tuple]]:
@@ -152,14 +152,14 @@ class Lab:
     def raises(self, error: type[Exception], word: str, name: str, *args, restores: bool = False, **kwargs) -> None:
         """Mismatch unless `name(*args, **kwargs)` raises `error` with `word` in its text (any case)."""
         outcome = self._request("call", name, args, kwargs, restores=restores)
-        self._refused(outcome, error, word, _spell(name, args, kwargs))
+        self._refused(outcome, error, word, spell(name, args, kwargs))
 
     def method_raises(self, error: type[Exception], word: str, handle: Handle, name: str, *args, **kwargs) -> None:
         self._refused(self._request("call", name, args, kwargs, on=handle), error, word,
-                      _spell(_spoken(name), args, kwargs))
+                      spell(spoken(name), args, kwargs))
 
     def build_raises(self, error: type[Exception], word: str, name: str, *args, **kwargs) -> None:
-        self._refused(self._request("build", name, args, kwargs), error, word, _spell(name, args, kwargs))
+        self._refused(self._request("build", name, args, kwargs), error, word, spell(name, args, kwargs))
 
     def close(self) -> None:
         self._transport.close()
@@ -170,12 +170,12 @@ class Lab:
         if got is None:
             self.transcript.append(Observation(spelled, value=body.get("value")))
             raise Mismatch(f"{spelled} was accepted; the contract refuses it with {error.__name__} "
-                           f"(\"{word}\"){_returned(body.get('value'))}")
+                           f"(\"{word}\"){returned(body.get('value'))}")
         self._not_started(got)
         right_word = word.lower() in got["message"].lower()
         self.transcript.append(Observation(spelled, error=f"{got['type']}{'' if right_word else ' without word'}"))
         if error.__name__ not in got["kinds"]:
-            raise Mismatch(f"{spelled} raised {_error_line(got)}; the contract asks for {error.__name__} "
+            raise Mismatch(f"{spelled} raised {error_line(got)}; the contract asks for {error.__name__} "
                            f"with the word \"{word}\"")
         if not right_word:
             raise Mismatch(f"{spelled} raised {error.__name__}, but its text does not say \"{word}\": "
@@ -207,12 +207,12 @@ class Lab:
         if error is None:
             return
         self._not_started(error)
-        self.transcript.append(Observation(name, error=_error_kind(error)))
-        raise Mismatch(f"{name} raised {_error_line(error)}")
+        self.transcript.append(Observation(name, error=error_kind(error)))
+        raise Mismatch(f"{name} raised {error_line(error)}")
 
     @staticmethod
     def _not_started(error):
-        if error["type"] == "NotImplementedError" and not _from_torch(error):
+        if error["type"] == "NotImplementedError" and not from_torch(error):
             raise NotStarted(error["message"])
         if error["type"] == "Missing":
             raise Gone(error["message"] + "; a `def` or `class` of that name is what the exercise looks for")
@@ -246,7 +246,7 @@ class Lab:
         except WireError as e:
             raise Gone(str(e)) from e
         if "gone" in decoded or "refused" in decoded:
-            raise Gone(_epitaph(decoded))
+            raise Gone(epitaph(decoded))
         return decoded, reply
 
 
@@ -315,7 +315,7 @@ def in_worker(sandbox, module: str, files: Mapping[str, bytes]) -> Lab:
 
 def _refuse_import(module, error):
     try:
-        started, line = error["type"] != "NotImplementedError", _error_line(error)
+        started, line = error["type"] != "NotImplementedError", error_line(error)
     except (TypeError, KeyError, AttributeError):
         started, line = True, "for a reason that could not be read"
     if not started:
@@ -326,7 +326,7 @@ def _refuse_import(module, error):
 def _last_words(channel, limits):
     try:
         reply = wire.Unpacker(*wire.receive(channel, limits.frame), layouts=False)
-        return _epitaph(reply.unpack(reply.body))
+        return epitaph(reply.unpack(reply.body))
     except Exception:
         return "the program ended the interpreter"
 

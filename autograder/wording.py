@@ -6,7 +6,8 @@ import re
 import torch
 
 
-def _spell(name, args, kwargs):
+def spell(name, args, kwargs):
+    """A call as a learner would write it; tensors by their shapes."""
     def one(v):
         if isinstance(v, torch.Tensor):
             return f"a tensor {list(v.shape)}"
@@ -14,11 +15,13 @@ def _spell(name, args, kwargs):
     return f"{name}({', '.join([one(a) for a in args] + [f'{k}={one(v)}' for k, v in kwargs.items()])})"
 
 
-def _spoken(method):
+def spoken(method):
+    """`__call__` is known to learners as forward."""
     return "forward" if method == "__call__" else method
 
 
-def _returned(value):
+def returned(value):
+    """What an accepted call gave back, as the end of a sentence."""
     def one(v):
         if not isinstance(v, torch.Tensor):
             return str(v)[:80]
@@ -28,19 +31,20 @@ def _returned(value):
     return "" if value is None else f"; it returned {one(value)}"
 
 
-def _error_line(error):
+def error_line(error):
+    """Type, text and place of an exception that the worker described."""
     text = " ".join(error["message"].split())[:240]
     if error["type"] == "MemoryError" or "can't allocate memory" in text:
         text = "it asked for more memory than an exercise may have"
     return f"{error['type']}: {text}" + (f"  ({error['where']})" if error["where"] else "")
 
 
-def _from_torch(error):
+def from_torch(error):
     """Whether a NotImplementedError is torch's (an operation that a dtype does not have) and not a stub's."""
     return "not implemented for" in error["message"] or bool(error["where"]) and "raise" not in error["where"]
 
 
-def _error_kind(error):
+def error_kind(error):
     """What a transcript keeps of an exception: its type, and which one it is where torch says many things with one."""
     if "without overflow" in error["message"]:
         return f"{error['type']}: overflow"
@@ -51,7 +55,8 @@ def _error_kind(error):
     return error["type"]
 
 
-def _epitaph(message):
+def epitaph(message):
+    """Why a worker is no more."""
     if "refused" in message:
         return f"the sandbox refused to start: {message['refused']}"
     gone = str(message["gone"])
