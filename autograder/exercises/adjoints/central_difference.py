@@ -165,6 +165,7 @@ def refuses_float32(lab):
 @exercise.case("refuses a function that is not scalar", CONTRACT)
 def refuses_vectors(lab):
     lab.raises(ValueError, "scalar", "central_difference", lambda p: p * p, normal(3), restores=True)
+    lab.raises(ValueError, "scalar", "central_difference", lambda p: p[:0], normal(3), restores=True)
 
 
 def _refuse(f, x):
