@@ -28,8 +28,11 @@ def diagnose(exercise: Exercise, trials: list[Trial]) -> Diagnosis | None:
         return _diagnosis([(i, SHARED[i]) for i in ids], failing[0])
     in_values = any(t.case.kind == VALUES for t in failing)
     known = [exercise.program(i) for i, fits in exercise.recognisers.items() if fits(trials)]
-    if known and in_values:
+    if known and (in_values or not exercise.replayed):
         return _diagnosis([(p.id, p.why) for p in known], failing[0])
+    if not exercise.replayed:
+        ids = _shared_by_pattern(trials) if exercise.tensor else []
+        return _diagnosis([(i, SHARED[i]) for i in ids], failing[0]) if ids else None
     found, shown = (_by_values if in_values else _by_promises)(_Replay(exercise, trials))
     if known:
         both = {p.id: p.why for p in known + found}

@@ -68,7 +68,8 @@ class Exercise:
     """Declared once, in a file of its own under autograder/exercises/<session's module>/.
 
     `step` is its place in the session; `hides` says which fault would not show at which size; `tensor` exercises share
-    the standard checks and faults of standard.py, but for the faults in `exempt`, which they cannot have.
+    the standard checks and faults of standard.py, but for the faults in `exempt`, which they cannot have. Where
+    `replayed` is false a program is recognised by facts alone: it is not run again where there may be threads.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Exercise:
     hints: tuple[str, str, str]
     tensor: bool = True
     exempt: tuple[str, ...] = ()
+    replayed: bool = True
     hides: str = ""
     session: str = ""
     module: str = ""

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
+from . import rank_calls
+from .rank_calls import Rank
 from .wording import epitaph, error_kind, error_line, from_torch, returned, spell, spoken
 from .worker import wire
 from .worker.executor import Executor, describe
 from .worker.wire import Handle, Layout, Opaque, Record, WireError
 
-__all__ = ["Lab", "Answer", "Observation", "Mismatch", "Gone", "Layout", "Record", "Opaque", "Gradients",
+__all__ = ["Lab", "Answer", "Observation", "Mismatch", "Gone", "Layout", "Rank", "Record", "Opaque", "Gradients",
            "in_process", "in_worker", "read_lab", "sizes_of"]
 
 
@@ -149,6 +152,20 @@ class Lab:
         self.transcript.append(Observation("backward", value=[body["graph"], body["inputs"], body["params"]]))
         return grads
 
+    def ranks(self, name: str, *args, world: int = 2, seconds: float = 8.0) -> list[Rank]:
+        """`name(*args, group)` on every rank of a real process group; Mismatch if a rank raises or never ends."""
+        return rank_calls.call(self, name, args, world, seconds)
+
+    def ranks_raise(self, error: type[Exception], word: str, name: str, *args, world: int = 2) -> None:
+        """Mismatch unless every rank raises `error` with `word` in its text (any case)."""
+        rank_calls.refused(self, error, word, name, args, world)
+
+    def specimen(self, recipe: Mapping[str, Any]) -> Handle:
+        """A module made on the other side from a recipe of plain data; see worker/specimens.py."""
+        body, _ = self._exchange({"do": "specimen", "recipe": recipe})
+        self._raise_error(body, "the module")
+        return Handle(body["handle"])
+
     def raises(self, error: type[Exception], word: str, name: str, *args, restores: bool = False, **kwargs) -> None:
         """Mismatch unless `name(*args, **kwargs)` raises `error` with `word` in its text (any case)."""
         outcome = self._request("call", name, args, kwargs, restores=restores)
@@ -252,7 +269,7 @@ class Lab:
 
 def sizes_of(args, kwargs) -> tuple:
     """The sizes of a call: its numbers and the shapes of its tensors; masks count only where nothing else comes."""
-    leaves = list(args) + [kwargs[k] for k in sorted(kwargs)]
+    leaves = tree_leaves([*args, *(kwargs[k] for k in sorted(kwargs))])
     floats = any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in leaves)
     return tuple(tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in leaves if isinstance(v, (int, tuple))
                  or isinstance(v, torch.Tensor) and (v.is_floating_point() or not floats))

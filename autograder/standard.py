@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from . import expect
 from .exercise import CONTRACT, VALUES, Exercise, Program
@@ -96,7 +97,7 @@ class _Sizes:
 
 def _and_mutate(result, args):
     with torch.no_grad():
-        for tensor in args:
+        for tensor in tree_leaves(args):
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
                 tensor.neg_()
     return result
@@ -107,6 +108,8 @@ def _map(value, change):
         return change(value)
     if isinstance(value, tuple):
         return tuple(_map(v, change) for v in value)
+    if isinstance(value, list):
+        return [_map(v, change) for v in value]
     if isinstance(value, dict):
         return {k: _map(v, change) for k, v in value.items()}
     return value

@@ -1,5 +1,6 @@
 """The walls, tried from inside by programs that return what they could reach."""
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -48,19 +49,74 @@ def test_what_is_given_can_be_imported(sandbox):
     assert run(sandbox, "import einops, torch, jaxtyping, mha_lab\ndef probe():\n    return True")
 
 
-def test_the_environment_the_home_and_the_network_are_empty(sandbox, monkeypatch):
+def test_the_environment_and_the_home_are_empty(sandbox):
     seen = run(sandbox, """
-import os, socket
+import os
 def probe():
-    s = socket.socket(); s.settimeout(1)
-    try:
-        s.connect(("127.0.0.1", 22)); net = "open"
-    except OSError as e:
-        net = type(e).__name__
-    return sorted(os.environ), os.listdir(os.path.expanduser("~")), net
+    return sorted(os.environ), os.listdir(os.path.expanduser("~"))
 """)
     assert set(seen[0]) <= {*ENVIRONMENT, "LC_CTYPE", "PWD"}
-    assert seen[1] == ["lab"] and seen[2] == "OSError"
+    assert seen[1] == ["lab"]
+
+
+REACH = """
+import os, socket
+def reach(family, address):
+    with socket.socket(family) as s:
+        s.settimeout(1)
+        try:
+            s.connect(address)
+        except OSError as e:
+            return type(e).__name__
+    return "open"
+"""
+
+
+def test_nothing_on_the_network_can_be_reached_but_the_own_loopback(sandbox):
+    """Ranks of a process group meet on loopback; it is a fresh one, where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as outside:
+        local, away, own, interfaces, routes = run(sandbox, REACH + f"""
+def probe():
+    local = reach(socket.AF_INET, ("127.0.0.1", {outside.getsockname()[1]}))
+    away = [reach(socket.AF_INET, (a, 53)) for a in ("10.0.0.1", "192.168.0.1", "8.8.8.8", "169.254.169.254")]
+    away.append(reach(socket.AF_INET6, ("2001:4860:4860::8888", 53)))
+    with socket.create_server(("127.0.0.1", 0)) as here:
+        own = reach(socket.AF_INET, here.getsockname())
+    routes = open("/proc/net/route").read().splitlines()[1:] if os.path.exists("/proc/net/route") else []
+    return local, away, own, [n for _, n in socket.if_nameindex() if not n.startswith(("tunl", "sit", "gre", "erspan",
+                              "ip_vti", "ip6", "ifb", "bond", "dummy", "teql"))], routes
+""")
+    assert local == "ConnectionRefusedError" and set(away) == {"OSError"}
+    assert own == "open" and interfaces == ["lo"] and routes == []
+
+
+def test_two_children_do_not_share_their_loopback(sandbox):
+    listener = labs.in_worker(sandbox, "shapes", {"mha_lab/shapes.py": b"""
+import socket
+server = socket.create_server(("127.0.0.1", 45_678))
+def probe():
+    return server.getsockname()[1]
+"""})
+    try:
+        port = listener.call("probe")
+        seen = run(sandbox, REACH + f"def probe():\n    return reach(socket.AF_INET, ('127.0.0.1', {port}))")
+    finally:
+        listener.close()
+    assert seen == "ConnectionRefusedError"
+
+
+def test_a_program_cannot_change_the_network_around_it(sandbox):
+    refused = run(sandbox, """
+import fcntl, socket, struct
+def probe():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        try:
+            fcntl.ioctl(s, 0x8914, struct.pack("16sh22x", b"lo", 0))
+        except OSError as e:
+            return type(e).__name__
+    return "changed"
+""")
+    assert refused == "PermissionError"
 
 
 def test_nothing_can_be_written_outside_a_private_tmp_and_the_next_child_does_not_see_it(sandbox):

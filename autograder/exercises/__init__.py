@@ -42,6 +42,7 @@ SESSIONS = (
     Session("00-start", "Start", "warmup", 10),
     Session("01-shape-machine", "The shape machine", "shapes", 75),
     Session("02-stride-proof", "The stride proof", "strides", 70),
+    Session("03-direct-sum", "The direct sum", "direct_sum", 90),
     Session("04-adjoints", "Adjoints", "adjoints", 80),
 )
 

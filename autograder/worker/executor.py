@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from . import ranks, specimens
 from .batched import sample_by_sample
 from .counting import Counter
 from .recompute import two_passes
@@ -118,6 +119,18 @@ class Executor:
         """Forward, numbers drawn in between, backward: see recompute.py."""
         facts = two_passes(self._resolve(request["name"]), request, unpacker.tensors)
         return self._reply(facts | {"raised": facts["raised"] and describe(facts["raised"])})
+
+    def _specimen(self, request, unpacker):
+        """A module from a plain recipe; see specimens.py."""
+        self._handles.append(specimens.build(request["recipe"]))
+        return self._reply({"handle": len(self._handles) - 1})
+
+    def _ranks(self, request, unpacker):
+        """The same call on every rank of a process group, which is its last positional argument; see ranks.py."""
+        function = self._resolve(request["name"])
+        return self._reply({"ranks": ranks.run(
+            function, unpacker.tensors, lambda group: ([*request["args"], group], request["kwargs"]),
+            request["world"], request["seconds"])})
 
     def _callback(self, number):
         @sample_by_sample

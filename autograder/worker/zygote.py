@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import resource
 import select
 import signal
 import socket
+import struct
 import sys
 
 from . import SCRATCH
@@ -22,6 +24,7 @@ _UNSHARE = 0x10000000 | 0x00020000 | 0x20000000 | 0x08000000 | 0x40000000 | 0x04
 _MS_PRIVATE, _MS_REC, _MS_NOEXEC = 1 << 18, 1 << 14, 8
 _MS_GUARD = 2 | 4  # nosuid, nodev
 _PR_SET_DUMPABLE = 4
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 NOBODY = 65534
 
 
@@ -53,11 +56,12 @@ def _warm_up():
     import numpy  # noqa: F401
     import safetensors.torch  # noqa: F401
     import torch
+    import torch.distributed
     import torch.fx.experimental.symbolic_shapes  # noqa: F401  (the first torch.autograd.grad imports it: 0.25 s)
     import torch.nn.functional  # noqa: F401
     import torch.utils._python_dispatch  # noqa: F401
 
-    from . import counting, executor, serve, wire  # noqa: F401
+    from . import counting, executor, ranks, serve, specimens, wire  # noqa: F401
 
     torch.set_num_threads(1)
     torch.ones(8).to(torch.float16)  # the first conversion reads /proc/cpuinfo, which a child may not have
@@ -136,6 +140,7 @@ def _child(channel: socket.socket, limits: dict, walls: bool) -> None:
         _limit(limits, walls)
         if walls:
             _private_mounts()
+            _loopback_up()
             _drop_capabilities()
         workspace = SCRATCH if walls else limits["workspace"]
         os.chdir(workspace)
@@ -187,6 +192,15 @@ def _private_mounts() -> None:
     _check(_libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", _MS_GUARD, b"size=64m,mode=1777"), "private /dev/shm")
     if _libc.mount(b"proc", b"/proc", b"proc", _MS_GUARD | _MS_NOEXEC, None):  # refused under some hosts: show none
         _check(_libc.mount(b"tmpfs", b"/proc", b"tmpfs", _MS_GUARD, b"size=64k,mode=0555"), "private /proc")
+
+
+def _loopback_up() -> None:
+    """The fresh network namespace has one interface, its own loopback, and no way out; ranks of a group meet there."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = bytearray(struct.pack("16sh22x", b"lo", 0))
+        fcntl.ioctl(probe, _SIOCGIFFLAGS, request)
+        flags = struct.unpack_from("h", request, 16)[0] | _IFF_UP
+        fcntl.ioctl(probe, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", flags))
 
 
 def _drop_capabilities() -> None:

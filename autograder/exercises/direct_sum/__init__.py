@@ -1,0 +1,1 @@
+"""Session 03, the direct sum."""

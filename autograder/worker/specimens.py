@@ -1,0 +1,32 @@
+"""Modules made from a plain recipe: parameters that are copies, one object, or slices of one storage.
+
+A recipe is {"storages": [1-d tensor, ...], "parameters": [(storage number, shape, stride, offset), ...],
+"names": {"q.weight": parameter number, ...}}. Strides and offsets count elements. Two names with one parameter
+number are one Parameter object; two parameters in one storage may share elements or not.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+
+class Specimen(nn.Module):
+    """A module, or a part of one, that only holds parameters."""
+
+
+def build(recipe: dict[str, Any]) -> nn.Module:
+    """The module that a recipe describes. A dotted name puts a parameter into a part of its own."""
+    storages = [storage.clone() for storage in recipe["storages"]]
+    parameters = [nn.Parameter(storages[number].as_strided(tuple(shape), tuple(stride), offset))
+                  for number, shape, stride, offset in recipe["parameters"]]
+    module = Specimen()
+    for name, number in recipe["names"].items():
+        *path, leaf = name.split(".")
+        owner = module
+        for part in path:
+            if part not in owner._modules:
+                owner.add_module(part, Specimen())
+            owner = owner._modules[part]
+        owner.register_parameter(leaf, parameters[number])
+    return module

@@ -1,0 +1,331 @@
+"""Session 03, the direct sum: heads as blocks of matrices, and everything that follows from it.
+
+Letters: B batch, T target length, S source length, H query heads, G key/value heads, R = H/G, M model width, D head
+width of queries and keys, D_v head width of values. A *stored* weight is [out, in], as `nn.Linear` keeps it; a
+*logical* one is [in, out]. Head packing is head-major: row h·D + d of a stored weight belongs to head h.
+A `state` is a dict of stored tensors: q_proj.weight [H·D, M], k_proj.weight [H·D, M], v_proj.weight [H·D_v, M],
+o_proj.weight [M, H·D_v], and for each of them, where it has one, a *.bias.
+"""
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mha_lab.given import attend
+
+Pair = tuple[Tensor, Tensor | None]
+Spans = dict[str, tuple[int, int]]
+
+
+def pack_heads(per_head: Sequence[Pair]) -> Pair:
+    """One stored weight for all heads.
+
+    per_head: for each head in order its stored weight [D_i, M] and its bias [D_i] or None.
+    Returns (weight [ΣD_i, M], bias [ΣD_i] or None): head after head, whole rows. A bias that no head has stays None.
+    Raises ValueError: "bias" when only some heads have one, "width" when the heads do not read the same M.
+    Source: Vaswani et al. 2017, section 3.2.2, read as a product with a block of columns for every head.
+    """
+    ### BEGIN SOLUTION
+    weights, biases = zip(*per_head, strict=True)
+    if len({weight.shape[1] for weight in weights}) > 1:
+        raise ValueError(f"heads read rows of different width: {[weight.shape[1] for weight in weights]}")
+    present = [bias for bias in biases if bias is not None]
+    if len(present) not in (0, len(per_head)):
+        raise ValueError(f"only {len(present)} of {len(per_head)} heads have a bias")
+    return torch.cat(weights), torch.cat(present) if present else None
+    ### END SOLUTION
+
+
+def project_per_head(x: Float[Tensor, "B S M"], weight: Float[Tensor, "HD M"], bias: Float[Tensor, "HD"] | None,
+                     num_heads: int) -> Float[Tensor, "B H S D"]:
+    """What each head's own map makes of a row.
+
+    x: [B,S,M]. weight: packed and stored, [H·D, M]. bias: [H·D] or None. num_heads: H, which divides H·D.
+    Returns [B,H,S,D]: heads[b,h,s] is W_h · x[b,s] + b_h, where W_h is [D, M] and reads all M channels.
+    Source: Derivation. Block rows of a product do not mix, so packed projection then split is the same function.
+    """
+    ### BEGIN SOLUTION
+    heads = torch.einsum("bsm,hdm->bhsd", x, weight.unflatten(0, (num_heads, -1)))
+    return heads if bias is None else heads + bias.view(num_heads, 1, -1)
+    ### END SOLUTION
+
+
+def project(x: Float[Tensor, "*rows in"], weight: Float[Tensor, "a b"], bias: Float[Tensor, "out"] | None = None,
+            orientation: str = "out_in") -> Float[Tensor, "*rows out"]:
+    """An affine map, for either way to keep its weight.
+
+    x: rows of width `in`. weight: [out, in] when orientation is "out_in" (nn.Linear), [in, out] when it is "in_out"
+    (a logical map, and the Conv1D of GPT-2). bias: [out] or None.
+    Returns rows of width `out`.
+    Raises ValueError ("orientation") for any other orientation. A shape cannot say it: a square weight fits both.
+    Source: torch.nn.functional.linear; transformers.pytorch_utils.Conv1D.
+    """
+    ### BEGIN SOLUTION
+    if orientation not in ("out_in", "in_out"):
+        raise ValueError(f"orientation must be out_in or in_out, not {orientation!r}")
+    y = x @ (weight.T if orientation == "out_in" else weight)
+    return y if bias is None else y + bias
+    ### END SOLUTION
+
+
+def tied_parameters(module: nn.Module) -> list[frozenset[str]]:
+    """The names of a module's parameters that cannot change independently.
+
+    module: any nn.Module whose parameters are dense and, each for itself, one unbroken range of memory.
+    Returns one frozenset of names for every group of parameters that are one object or share at least one element
+    in memory, in any order. A parameter that shares with no other is in no group. Names are those of
+    `named_parameters`; equal values, or a common storage, are no tie.
+    Source: Derivation, with `data_ptr`, `element_size` and `numel` of PyTorch.
+    """
+    ### BEGIN SOLUTION
+    ranges = sorted(
+        (p.data_ptr(), p.data_ptr() + p.numel() * p.element_size(), name)
+        for name, p in module.named_parameters(remove_duplicate=False) if p.numel())
+    groups: list[set[str]] = []
+    reach = 0
+    for begin, end, name in ranges:
+        if groups and begin < reach:
+            groups[-1].add(name)
+        else:
+            groups.append({name})
+        reach = max(reach, end)
+    return [frozenset(group) for group in groups if len(group) > 1]
+    ### END SOLUTION
+
+
+def qkv_spans(num_heads: int, d_qk: int, d_v: int, num_kv_heads: int | None = None) -> Spans:
+    """Where Q, K and V lie in a fused projection of order q, k, v.
+
+    num_heads: H. d_qk, d_v: widths of one head, in rows. num_kv_heads: G, or None for G = H.
+    Returns half-open spans of rows, {"q": (start, stop), "k": ..., "v": ...}: (8, 64, 48) gives (0, 512),
+    (512, 1024), (1024, 1408).
+    Source: Derivation.
+    """
+    ### BEGIN SOLUTION
+    kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+    edges = accumulate((num_heads * d_qk, kv_heads * d_qk, kv_heads * d_v), initial=0)
+    return dict(zip("qkv", pairwise(edges), strict=True))
+    ### END SOLUTION
+
+
+def fuse_qkv(q: Pair, k: Pair, v: Pair) -> Pair:
+    """One stored projection in place of three.
+
+    q, k, v: (stored weight, bias or None) of each role; the number of rows may differ.
+    Returns (weight, bias or None), the rows of q, then k, then v.
+    Raises ValueError: "bias" when only some roles have one, "width" when they do not read the same M.
+    Source: Derivation; the fused in_proj_weight of torch.nn.MultiheadAttention has this order.
+    """
+    ### BEGIN SOLUTION
+    weights, biases = zip(q, k, v, strict=True)
+    if len({weight.shape[1] for weight in weights}) > 1:
+        raise ValueError(f"roles read rows of different width: {[weight.shape[1] for weight in weights]}")
+    present = [bias for bias in biases if bias is not None]
+    if len(present) not in (0, 3):
+        raise ValueError("a bias is missing: either all three roles have one, or none")
+    return torch.cat(weights), torch.cat(present) if present else None
+    ### END SOLUTION
+
+
+def split_qkv(fused: Pair, spans: Spans) -> tuple[Pair, Pair, Pair]:
+    """The three roles of a fused projection, without copying a byte.
+
+    fused: (stored weight [rows, M], bias [rows] or None). spans: as `qkv_spans` gives them.
+    Returns ((weight, bias) of q, of k, of v), views of the fused tensors; a missing bias stays None.
+    Raises ValueError ("spans") unless q, k and v follow each other without gap or overlap from row 0 to the last.
+    Source: Derivation.
+    """
+    ### BEGIN SOLUTION
+    weight, bias = fused
+    edges = [edge for role in "qkv" for edge in spans[role]]
+    if edges[0] != 0 or edges[-1] != weight.shape[0] or edges[1:5:2] != edges[2::2] or edges != sorted(edges):
+        raise ValueError(f"the spans {spans} do not tile {weight.shape[0]} rows in the order q, k, v")
+    q, k, v = ((weight[start:stop], None if bias is None else bias[start:stop])
+               for start, stop in (spans[role] for role in "qkv"))
+    return q, k, v
+    ### END SOLUTION
+
+
+def reorder_fused_qkv(weight: Shaped[Tensor, "rows *columns"], num_heads: int, num_kv_heads: int, head_dim: int,
+                      source: str, target: str) -> Shaped[Tensor, "rows *columns"]:
+    """A fused projection in another order of rows; the three maps stay the same.
+
+    weight: a stored weight [rows, M], or a bias [rows]; rows = (H + 2·G)·D. num_heads: H, num_kv_heads: G,
+    head_dim: D. source, target: the order that it has, and the one that is asked for:
+    "qkv" all q heads, all k heads, all v heads; "per_head" q_0 k_0 v_0 q_1 k_1 v_1 ... (only where G = H);
+    "per_kv_group" for each of the G groups its R query heads, then its k, then its v.
+    Returns the same rows in the target order.
+    Raises ValueError: "order" for an unknown order, "per_head" for that order when G < H, "rows" when the number of
+    rows does not fit.
+    Source: Derivation; "per_head" is GPT-NeoX's query_key_value, "per_kv_group" that of Falcon's new decoder.
+    """
+    ### BEGIN SOLUTION
+    for order in (source, target):
+        if order not in ("qkv", "per_head", "per_kv_group"):
+            raise ValueError(f"unknown order {order!r}: qkv, per_head or per_kv_group")
+        if order == "per_head" and num_kv_heads != num_heads:
+            raise ValueError(f"per_head needs as many key/value heads as heads, not {num_kv_heads} for {num_heads}")
+    H, G, D = num_heads, num_kv_heads, head_dim
+    if weight.shape[0] != (H + 2 * G) * D:
+        raise ValueError(f"{weight.shape[0]} rows are not ({H} + 2·{G})·{D}")
+    q = torch.arange(H).view(G, -1)                                      # head blocks by group: R queries,
+    k, v = (H + i * G + torch.arange(G).view(G, 1) for i in (0, 1))      # one key, one value
+    by_group = torch.cat([q, k, v], dim=1).flatten()
+    blocks = {"qkv": torch.arange(H + 2 * G), "per_head": by_group, "per_kv_group": by_group}
+    order = blocks[source].argsort()[blocks[target]]
+    return weight.unflatten(0, (-1, D))[order.to(weight.device)].flatten(0, 1)
+    ### END SOLUTION
+
+
+def head_writes(heads: Float[Tensor, "B H Q D_v"], w_o: Float[Tensor, "M HD_v"]) -> Float[Tensor, "B H Q M"]:
+    """What each head adds to the output.
+
+    heads: [B,H,Q,D_v]. w_o: stored, [M, H·D_v]; head h owns its columns h·D_v to h·D_v + D_v - 1.
+    Returns [B,H,Q,M]. The sum over H, plus b_O once, is what merging and projecting gives.
+    Raises ValueError ("width") when w_o does not read H·D_v channels.
+    Source: Derivation. Concatenation followed by W_O is a direct sum: Σ_h head_h · W_O^(h).
+    """
+    ### BEGIN SOLUTION
+    _, H, _, D_v = heads.shape
+    if w_o.shape[1] != H * D_v:
+        raise ValueError(f"w_o reads a width of {w_o.shape[1]}, {H} heads of {D_v} have {H * D_v}")
+    return torch.einsum("bhqd,mhd->bhqm", heads, w_o.unflatten(1, (H, D_v)))
+    ### END SOLUTION
+
+
+def permute_heads(state: Mapping[str, Tensor], order: Sequence[int]) -> dict[str, Tensor]:
+    """The same layer with its heads in another order.
+
+    state: as in the head of this file, with or without biases. order: H old head numbers; new head j is old head
+    order[j].
+    Returns a new state; the output of the layer does not change, and `state` does not either.
+    Raises ValueError ("permutation") when order is not each of 0 ... H-1 once.
+    Source: Derivation. A sum does not care about the order of its terms; as a gather, W_O takes the same order.
+    """
+    ### BEGIN SOLUTION
+    order = [int(head) for head in order]
+    if sorted(order) != list(range(len(order))):
+        raise ValueError(f"{order} is no permutation of {len(order)} heads")
+
+    def gather(tensor, axis):
+        """The blocks of a tensor along one axis, in a new order."""
+        heads = tensor.unflatten(axis, (len(order), -1))
+        return heads.index_select(axis, torch.tensor(order, device=tensor.device)).flatten(axis, axis + 1)
+
+    new = {name: tensor.clone() for name, tensor in state.items()}
+    for name, tensor in state.items():
+        if name != "o_proj.bias":
+            new[name] = gather(tensor, 1 if name == "o_proj.weight" else 0)
+    return new
+    ### END SOLUTION
+
+
+def parameter_ledger(d_model: int, num_heads: int, d_qk: int, d_v: int, bias: bool = True) -> dict[str, int]:
+    """Every parameter of a layer, counted.
+
+    d_model: M. num_heads: H. d_qk, d_v: widths of one head. bias: whether the four maps add one.
+    Returns parameters of each map under q, k, v, o (weights and bias together), and the sums weights, biases, total.
+    Source: Derivation.
+    """
+    ### BEGIN SOLUTION
+    M, qk, v = d_model, num_heads * d_qk, num_heads * d_v
+    maps = {"q": (M, qk), "k": (M, qk), "v": (M, v), "o": (v, M)}
+    ledger = {role: reads * writes + bias * writes for role, (reads, writes) in maps.items()}
+    weights = sum(reads * writes for reads, writes in maps.values())
+    total = sum(ledger.values())
+    return ledger | {"weights": weights, "biases": total - weights, "total": total}
+    ### END SOLUTION
+
+
+def mac_ledger(batch: int, q_len: int, k_len: int, d_model: int, num_heads: int, d_qk: int,
+               d_v: int) -> dict[str, int]:
+    """Every multiply-accumulate of one call, counted once each (a FLOP count is about twice as large).
+
+    batch: B. q_len: T. k_len: S. d_model: M. num_heads: H. d_qk, d_v: widths of one head.
+    Returns MACs of the four projections under q, k, v, o, of q·k under scores, of the value mix under values, and
+    their sum under total. Bias additions and softmax are not counted.
+    Source: Derivation.
+    """
+    ### BEGIN SOLUTION
+    B, T, S, M, H = batch, q_len, k_len, d_model, num_heads
+    ledger = {
+        "q": B * T * M * H * d_qk, "k": B * S * M * H * d_qk, "v": B * S * M * H * d_v,
+        "scores": B * H * T * S * d_qk, "values": B * H * T * S * d_v,
+        "o": B * T * H * d_v * M,
+    }
+    return ledger | {"total": sum(ledger.values())}
+    ### END SOLUTION
+
+
+def checkpoint_bytes(d_model: int, num_heads: int, d_qk: int, d_v: int, bias: bool, bytes_per_parameter: int,
+                     fused: bool = False) -> int:
+    """The bytes that a layer's parameters take in a checkpoint.
+
+    d_model: M. num_heads: H. d_qk, d_v: widths of one head. bias: whether the four maps add one.
+    bytes_per_parameter: 4 for float32, 2 for bfloat16. fused: whether Q, K and V are stored as one tensor.
+    Returns bytes, without metadata or padding.
+    Source: Derivation.
+    """
+    ### BEGIN SOLUTION
+    widths = num_heads * (2 * d_qk + d_v)
+    parameters = d_model * widths + num_heads * d_v * d_model + bias * (widths + d_model)
+    return parameters * bytes_per_parameter
+    ### END SOLUTION
+
+
+def heterogeneous_heads(x_q: Float[Tensor, "B T M"], x_kv: Float[Tensor, "B S M"],
+                        heads: Sequence[tuple[Tensor, Tensor, Tensor]],
+                        w_o: Float[Tensor, "M sum_d_v"]) -> Float[Tensor, "B T M"]:
+    """Attention whose heads have widths of their own.
+
+    x_q: [B,T,M]. x_kv: [B,S,M]. heads: for each head its stored w_q [d_i, M], w_k [d_i, M] and w_v [dv_i, M].
+    w_o: stored, [M, Σdv_i]; head i owns dv_i of its columns, where the heads before it end.
+    Returns [B,T,M], without bias; head i divides its scores by the root of its own d_i.
+    Raises ValueError ("width") when w_o does not read Σdv_i channels.
+    Source: Derivation. The direct sum never asked the heads for equal widths; the packed tensor did.
+    """
+    ### BEGIN SOLUTION
+    widths = [w_v.shape[0] for _, _, w_v in heads]
+    if w_o.shape[1] != sum(widths):
+        raise ValueError(f"w_o reads a width of {w_o.shape[1]}, the heads have {widths}, in all {sum(widths)}")
+    output = x_q.new_zeros(x_q.shape[0], x_q.shape[1], w_o.shape[0])
+    for (w_q, w_k, w_v), block in zip(heads, w_o.split(widths, dim=1), strict=True):
+        q, k, v = (F.linear(x, w)[:, None] for x, w in ((x_q, w_q), (x_kv, w_k), (x_kv, w_v)))
+        head, _ = attend(q, k, v)
+        output = output + F.linear(head[:, 0], block)
+    return output
+    ### END SOLUTION
+
+
+def tensor_parallel_attention(x: Float[Tensor, "B S M"], state: Mapping[str, Tensor], num_heads: int,
+                              group: dist.ProcessGroup) -> Float[Tensor, "B S M"]:
+    """Self-attention of one layer, shared out over the processes of a group; every process makes this call.
+
+    x: [B,S,M], the same on every rank. state: the full state of the layer on every rank, D_v = D. num_heads: H.
+    group: a process group of torch.distributed. Rank r computes heads r·H/world to (r+1)·H/world - 1: its rows of Q, K
+    and V, its columns of W_O.
+    Returns the full output [B,S,M] on every rank, after one all-reduce and no other communication; b_O is in it once.
+    Raises ValueError ("divisible") when the ranks cannot share the heads evenly.
+    Source: Shoeybi et al. 2019 (Megatron-LM), column-parallel Q, K, V and row-parallel W_O.
+    """
+    ### BEGIN SOLUTION
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    if num_heads % world:
+        raise ValueError(f"{num_heads} heads are not divisible by {world} ranks")
+    local = num_heads // world
+
+    def mine(name, axis=0):
+        tensor = state.get(name)
+        return None if tensor is None else tensor.chunk(world, dim=axis)[rank]
+
+    q, k, v = (F.linear(x, mine(f"{role}_proj.weight"), mine(f"{role}_proj.bias"))
+               .unflatten(-1, (local, -1)).transpose(1, 2) for role in "qkv")
+    merged = attend(q, k, v)[0].transpose(1, 2).flatten(2)
+    output = F.linear(merged, mine("o_proj.weight", axis=1))
+    dist.all_reduce(output, group=group)
+    return output + state["o_proj.bias"] if "o_proj.bias" in state else output
+    ### END SOLUTION
