@@ -211,7 +211,7 @@ def permute_heads(state: Mapping[str, Tensor], order: Sequence[int]) -> dict[str
     if sorted(order) != list(range(len(order))):
         raise ValueError(f"{order} is no permutation of {len(order)} heads")
 
-    def gather(tensor, axis):
+    def gather(tensor: Tensor, axis: int) -> Tensor:
         """The blocks of a tensor along one axis, in a new order."""
         heads = tensor.unflatten(axis, (len(order), -1))
         return heads.index_select(axis, torch.tensor(order, device=tensor.device)).flatten(axis, axis + 1)
