@@ -7,10 +7,15 @@ import torch
 
 
 def spell(name, args, kwargs):
-    """A call as a learner would write it; tensors by their shapes."""
+    """A call as a learner would write it; tensors by their shapes, inside pairs and dicts too."""
     def one(v):
         if isinstance(v, torch.Tensor):
             return f"a tensor {list(v.shape)}"
+        if isinstance(v, dict):
+            return f"{{{', '.join(f'{k!r}: {one(x)}' for k, x in v.items())}}}"
+        if type(v) in (tuple, list):
+            inside = ", ".join(map(one, v))
+            return f"[{inside}]" if isinstance(v, list) else f"({inside}{',' if len(v) == 1 else ''})"
         return "a function" if callable(v) else repr(v)
     return f"{name}({', '.join([one(a) for a in args] + [f'{k}={one(v)}' for k, v in kwargs.items()])})"
 

@@ -133,7 +133,8 @@ def permute_heads(state: Mapping[str, Tensor], order: Sequence[int]) -> dict[str
 
     state: as in the head of this file, with or without biases. order: H old head numbers; new head j is old head
     order[j].
-    Returns a new state; the output of the layer does not change, and `state` does not either.
+    Returns a new state; the output of the layer does not change, and `state` does not either. What belongs to no head
+    may be the same tensor in both.
     Raises ValueError ("permutation") when order is not each of 0 ... H-1 once.
     Source: Derivation. A sum does not care about the order of its terms; as a gather, W_O takes the same order.
     """

@@ -141,8 +141,8 @@ def split_qkv(fused: Pair, spans: Spans) -> tuple[Pair, Pair, Pair]:
     """
     ### BEGIN SOLUTION
     weight, bias = fused
-    edges = [edge for role in "qkv" for edge in spans[role]]
-    if edges[0] != 0 or edges[-1] != weight.shape[0] or edges[1:5:2] != edges[2::2] or edges != sorted(edges):
+    starts, stops = zip(*(spans[role] for role in "qkv"), strict=True)
+    if [*starts, weight.shape[0]] != [0, *stops]:
         raise ValueError(f"the spans {spans} do not tile {weight.shape[0]} rows in the order q, k, v")
     q, k, v = ((weight[start:stop], None if bias is None else bias[start:stop])
                for start, stop in (spans[role] for role in "qkv"))
@@ -202,7 +202,8 @@ def permute_heads(state: Mapping[str, Tensor], order: Sequence[int]) -> dict[str
 
     state: as in the head of this file, with or without biases. order: H old head numbers; new head j is old head
     order[j].
-    Returns a new state; the output of the layer does not change, and `state` does not either.
+    Returns a new state; the output of the layer does not change, and `state` does not either. What belongs to no head
+    may be the same tensor in both.
     Raises ValueError ("permutation") when order is not each of 0 ... H-1 once.
     Source: Derivation. A sum does not care about the order of its terms; as a gather, W_O takes the same order.
     """
@@ -216,11 +217,8 @@ def permute_heads(state: Mapping[str, Tensor], order: Sequence[int]) -> dict[str
         heads = tensor.unflatten(axis, (len(order), -1))
         return heads.index_select(axis, torch.tensor(order, device=tensor.device)).flatten(axis, axis + 1)
 
-    new = {name: tensor.clone() for name, tensor in state.items()}
-    for name, tensor in state.items():
-        if name != "o_proj.bias":
-            new[name] = gather(tensor, 1 if name == "o_proj.weight" else 0)
-    return new
+    return {name: tensor if name == "o_proj.bias" else gather(tensor, 1 if name == "o_proj.weight" else 0)
+            for name, tensor in state.items()}
     ### END SOLUTION
 
 
@@ -318,7 +316,8 @@ def tensor_parallel_attention(x: Float[Tensor, "B S M"], state: Mapping[str, Ten
         raise ValueError(f"{num_heads} heads are not divisible by {world} ranks")
     local = num_heads // world
 
-    def mine(name, axis=0):
+    def mine(name: str, axis: int = 0) -> Tensor | None:
+        """This rank's share of a tensor of the state, None where the state has none."""
         tensor = state.get(name)
         return None if tensor is None else tensor.chunk(world, dim=axis)[rank]
 

@@ -88,7 +88,8 @@ def rectangular(lab):
 
 @exercise.case("refuses a W_O that does not read H·D_v channels", CONTRACT)
 def width(lab):
-    lab.raises(ValueError, "width", "head_writes", torch.ones(2, 3, 5, 6), torch.ones(10, 17))
+    for inputs in (17, 19):
+        lab.raises(ValueError, "width", "head_writes", torch.ones(2, 3, 5, 6), torch.ones(10, inputs))
 
 
 def _sizes(heads, w_o):
