@@ -134,7 +134,8 @@ def equal(lab):
 @exercise.case("refuses a W_O that does not read the values of all heads", CONTRACT)
 def refuses(lab):
     x_q, x_kv, heads, w_o = make(2, 5, 7, 10, WIDTHS)
-    lab.raises(ValueError, "width", "heterogeneous_heads", x_q, x_kv, heads, w_o[:, :12])
+    for other in (w_o[:, :12], torch.cat([w_o, w_o[:, :1]], dim=1)):
+        lab.raises(ValueError, "width", "heterogeneous_heads", x_q, x_kv, heads, other)
 
 
 def _sum(heads, w_o):
