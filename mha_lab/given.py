@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from .records_cross import *  # noqa: F403  the records of session 05
+
 
 def attend(q: Float[Tensor, "B H T D"], k: Float[Tensor, "B H S D"], v: Float[Tensor, "B H S D_v"],
            visible: Bool[Tensor, "*axes"] | None = None) -> tuple[Float[Tensor, "B H T D_v"],

@@ -22,12 +22,15 @@ class Counter(TorchDispatchMode):
         self.operators: Tally[str] = Tally()
         self._known: dict[int, torch.UntypedStorage] = {}
         self._new: list[int] = []
+        self._operands: set[int] = set()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         self.operators[function.overloadpacket.__name__] += 1
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, torch.Tensor):
                 self._known.setdefault(leaf.untyped_storage().data_ptr(), leaf.untyped_storage())
+                if function.overloadpacket.__name__ in CONTRACTIONS:
+                    self._operands.add(leaf.untyped_storage().data_ptr())
         result = function(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
@@ -36,6 +39,10 @@ class Counter(TorchDispatchMode):
                     self._known[storage.data_ptr()] = storage
                     self._new.append(storage.nbytes())
         return result
+
+    def multiplied(self, numbers: dict[int, int]) -> list[int]:
+        """The numbers of the storages, given by data pointer, that were an operand of a contraction."""
+        return sorted(number for pointer, number in numbers.items() if pointer in self._operands)
 
     def facts(self) -> dict:
         """{"operators": {name: calls}, "contractions": int, "new_storages": [bytes, ...]}"""

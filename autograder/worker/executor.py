@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from . import ranks, specimens
+from . import histories, ranks, specimens
 from .batched import sample_by_sample
 from .counting import Counter
+from .given_records import given_record
 from .recompute import two_passes
 from .wire import Packer, Unpacker
 
@@ -25,7 +26,7 @@ class Executor:
 
     def handle(self, header: bytes, blob: bytes) -> tuple[bytes, bytes]:
         unpacker = Unpacker(header, blob, layouts=True, handle=lambda i: self._handles[i],
-                            callback=self._callback)
+                            callback=self._callback, record=given_record)
         request = unpacker.unpack(unpacker.body)
         try:
             return getattr(self, f"_{request['do']}")(request, unpacker)
@@ -66,7 +67,7 @@ class Executor:
         self._last = (packer.tensors, unpacker.tensors, target)
         facts = {"value": tree, "mutated": mutated}
         if counter:
-            facts["counts"] = counter.facts()
+            facts["counts"] = counter.facts() | {"multiplied": counter.multiplied(known)}
         if request.get("restores"):
             facts["left"] = [t.detach().clone() for t in unpacker.tensors]
         return packer.message({"d": [[k, v if k == "value" else packer.pack(v)] for k, v in facts.items()]})
@@ -119,6 +120,11 @@ class Executor:
         """Forward, numbers drawn in between, backward: see recompute.py."""
         facts = two_passes(self._resolve(request["name"]), request, unpacker.tensors)
         return self._reply(facts | {"raised": facts["raised"] and describe(facts["raised"])})
+
+    def _histories(self, request, unpacker):
+        """Sequences of method calls, each on a fresh object; see histories.py."""
+        return self._reply({"histories": histories.play(
+            self._resolve(request["name"]), request["histories"], request["reads"], describe)})
 
     def _specimen(self, request, unpacker):
         """A module from a plain recipe; see specimens.py."""

@@ -96,6 +96,8 @@ class Packer:
             return {"h" if isinstance(value, Handle) else "fn": value.id}
         if isinstance(value, torch.dtype):
             return {"dtype": str(value).removeprefix("torch.")}
+        if isinstance(value, Record):
+            return {"o": value._type, "f": {k: self.pack(v, down) for k, v in value._fields.items()}}
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return self._record(value, {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}, down)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -157,16 +159,17 @@ class Unpacker:
     """Rebuilds plain tensors and plain Python values. Whatever the sender says, only plain types come out.
 
     `known` are tensors of this side by storage number: what lies in their storages comes back as a view of them.
+    `record(type name, fields)` makes what a dataclass becomes on this side.
     """
 
     def __init__(self, header: bytes, blob: bytes, layouts: bool, handle=Handle, callback=Callback,
-                 known: dict[int, torch.Tensor] | None = None):
+                 known: dict[int, torch.Tensor] | None = None, record=Record):
         try:
             message = json.loads(header)
             self.body, meta = message["body"], message["tensors"]
             blobs = load_tensors(blob) if blob else {}
             self.layouts: dict[int, Layout] = {}
-            self._handle, self._callback, self._known = handle, callback, known or {}
+            self._handle, self._callback, self._known, self._record = handle, callback, known or {}, record
             build = self._rebuild if layouts else self._values
             self.tensors = [build(m, blobs) for m in meta]
         except WireError:
@@ -221,7 +224,7 @@ class Unpacker:
             case "d":
                 return {self.unpack(k): self.unpack(v) for k, v in body}
             case "o":
-                return Record(str(body), {str(k): self.unpack(v) for k, v in node["f"].items()})
+                return self._record(str(body), {str(k): self.unpack(v) for k, v in node["f"].items()})
             case "h":
                 return self._handle(body)
             case "fn":

@@ -1,0 +1,1 @@
+"""Session 05, cross-attention."""
