@@ -4,6 +4,7 @@ from __future__ import annotations
 import torch
 
 from .exercise import CONTRACT, VALUES, Exercise, Program, Trial, same, same_transcript
+from .lab import Record
 from .report import Diagnosis
 
 MOST_NAMES = 4
@@ -180,8 +181,8 @@ def _tensors(value) -> list[torch.Tensor]:
         return [value]
     if isinstance(value, (list, tuple)):
         return [t for v in value for t in _tensors(v)]
-    if isinstance(value, dict):
-        return [t for v in value.values() for t in _tensors(v)]
+    if isinstance(value, (dict, Record)):
+        return [t for v in (value._fields if isinstance(value, Record) else value).values() for t in _tensors(v)]
     return []
 
 

@@ -1,6 +1,7 @@
 """The checks that every tensor exercise shares (course map, conventions C1-C7), and the faults they catch."""
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -112,4 +113,6 @@ def _map(value, change):
         return [_map(v, change) for v in value]
     if isinstance(value, dict):
         return {k: _map(v, change) for k, v in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return type(value)(**{f.name: _map(getattr(value, f.name), change) for f in dataclasses.fields(value)})
     return value

@@ -5,6 +5,8 @@ import re
 
 import torch
 
+from .worker.wire import Record
+
 
 def spell(name, args, kwargs):
     """A call as a learner would write it; tensors by their shapes, inside pairs and dicts too."""
@@ -16,6 +18,8 @@ def spell(name, args, kwargs):
         if type(v) in (tuple, list):
             inside = ", ".join(map(one, v))
             return f"[{inside}]" if isinstance(v, list) else f"({inside}{',' if len(v) == 1 else ''})"
+        if isinstance(v, Record):
+            return f"a {v._type}"
         return "a function" if callable(v) else repr(v)
     return f"{name}({', '.join([one(a) for a in args] + [f'{k}={one(v)}' for k, v in kwargs.items()])})"
 

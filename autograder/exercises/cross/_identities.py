@@ -1,4 +1,7 @@
 """What makes a projected source pair that pair: 17 fields, and another value for each of them."""
+from dataclasses import dataclass
+from typing import Any
+
 from ...lab import Record
 
 IDENTITY = dict(
@@ -22,13 +25,23 @@ def differing(*fields):
     return identity(**{f: OTHER[f] for f in fields})
 
 
-def fields_of(record):
-    """A record of either side as a dict."""
-    return getattr(record, "_fields", None) or {f: getattr(record, f) for f in FIELDS}
-
-
 def compare(made, wanted, fields=FIELDS):
     """Raises with the name of the first field that differs."""
     for field in fields:
         if getattr(made, field) != getattr(wanted, field):
             raise ValueError(f"another {field}: {getattr(made, field)!r}, expected {getattr(wanted, field)!r}")
+
+
+@dataclass(frozen=True)
+class CrossKV:
+    """The pair, as this side makes it."""
+
+    k: Any
+    v: Any
+    identity: Any
+    memory: Any
+
+
+def pair(k, v, memory, **changes):
+    """The pair, as it crosses to the other side."""
+    return Record("CrossKV", {"k": k, "v": v, "identity": identity(**changes), "memory": memory})

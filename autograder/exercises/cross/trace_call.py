@@ -30,18 +30,17 @@ SIZES, SQUARE, PAPER = (2, 5, 7, 3, 4, 6, 10), (3, 6, 6, 3, 4, 4, 12), (2, 5, 7,
 
 
 def oracle(kind, batch, target_len, source_len, num_heads, d_qk, d_v, d_model):
-    """Owners from the table; shapes recorded from a call on tensors without data."""
+    """Owners from the table; shapes recorded from a call on zeros."""
     owners = dict(zip(ROLES, OWNERS[kind], strict=True))
     rows = {"source": source_len, "target": target_len}
-    new = {"device": "meta"}
-    query = torch.empty(batch, rows[owners["query"]], d_model, **new)
+    query = torch.zeros(batch, rows[owners["query"]], d_model)
     query = query[:, -1:] if kind == "decode_cross" else query
-    memory = torch.empty(batch, rows[owners["key_value"]], d_model, **new)
-    q, k, v = ((x @ torch.empty(d_model, num_heads * d, **new)).unflatten(-1, (num_heads, d)).transpose(1, 2)
+    memory = torch.zeros(batch, rows[owners["key_value"]], d_model)
+    q, k, v = ((x @ torch.zeros(d_model, num_heads * d)).unflatten(-1, (num_heads, d)).transpose(1, 2)
                for x, d in ((query, d_qk), (memory, d_qk), (memory, d_v)))
     p = (q @ k.mT).softmax(-1)
     merged = (p @ v).transpose(1, 2).flatten(2)
-    stages = query, memory, q, k, v, p, p @ v, merged, merged @ torch.empty(num_heads * d_v, d_model, **new)
+    stages = query, memory, q, k, v, p, p @ v, merged, merged @ torch.zeros(num_heads * d_v, d_model)
     return {"owners": owners, "shapes": {n: tuple(t.shape) for n, t in zip(AXES, stages, strict=True)}}
 
 
@@ -93,9 +92,10 @@ def _known(kind):
 
 
 def _shapes(q, k, batch, num_heads, d_qk, d_v, d_model):
-    return {"query_in": (batch, q, d_model), "key_value_in": (batch, k, d_model), "q_heads": (batch, num_heads, q, d_qk),
-            "k_heads": (batch, num_heads, k, d_qk), "v_heads": (batch, num_heads, k, d_v),
-            "probabilities": (batch, num_heads, q, k), "head_output": (batch, num_heads, q, d_v),
+    return {"query_in": (batch, q, d_model), "key_value_in": (batch, k, d_model),
+            "q_heads": (batch, num_heads, q, d_qk), "k_heads": (batch, num_heads, k, d_qk),
+            "v_heads": (batch, num_heads, k, d_v), "probabilities": (batch, num_heads, q, k),
+            "head_output": (batch, num_heads, q, d_v),
             "merged": (batch, q, num_heads * d_v), "output": (batch, q, d_model)}
 
 
