@@ -71,7 +71,7 @@ def differences(lab: Lab, name: str, make: Callable[[], Any], histories: Sequenc
     for history, outcomes in zip(histories, _play(lab, name, histories, reads), strict=True):
         wanted = modelled(make, history, reads)
         for i, (want, raw) in enumerate(zip(wanted, outcomes, strict=True)):
-            got = _outcome(raw, want, reads)
+            got = _outcome(raw, want)
             if not _alike(got, want):
                 found.append(Difference(tuple(history[:i + 1]), wanted[i - 1].after if i else start, want, got))
                 break
@@ -98,11 +98,13 @@ def shortest(lab: Lab, name: str, make: Callable[[], Any], difference: Differenc
 
 
 def _play(lab, name, histories, reads):
-    body, _ = lab._exchange({"do": "histories", "name": name, "histories": [list(map(list, h)) for h in histories],
-                             "reads": list(reads)})
+    calls = {id(step): step for history in histories for step in history}
+    number = {key: i for i, key in enumerate(calls)}
+    body, _ = lab._exchange({"do": "histories", "name": name, "calls": list(map(list, calls.values())),
+                             "histories": [[number[id(step)] for step in h] for h in histories], "reads": list(reads)})
     lab._raise_error(body, name)
-    for step in (s for h in body["histories"] for s in h if "error" in s):
-        lab._not_started(step["error"])
+    for error in (step[1] for history in body["histories"] for step in history if step[1]):
+        lab._not_started(error)
     return body["histories"]
 
 
@@ -110,15 +112,12 @@ def _state(model, reads):
     return tuple(getattr(model, read) for read in reads)
 
 
-def _outcome(raw, want, reads):
-    after = tuple(raw["after"][read] for read in reads)
-    if "error" not in raw:
-        return Outcome(raw["value"], None, after)
-    text = raw["error"]["message"].lower()
-    if want.refused is not None and "ValueError" in raw["error"]["kinds"] and all(w.lower() in text
-                                                                                  for w in want.refused):
-        return Outcome(None, want.refused, after)
-    return raw["error"] | {"after": after}
+def _outcome(raw, want):
+    value, error, *after = raw
+    if error is None:
+        return Outcome(value, None, tuple(after))
+    said = "ValueError" in error["kinds"] and all(w.lower() in error["message"].lower() for w in want.refused or ())
+    return Outcome(None, want.refused, tuple(after)) if said and want.refused is not None else error | {"after": after}
 
 
 def _alike(got, want):

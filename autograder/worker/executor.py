@@ -124,7 +124,7 @@ class Executor:
     def _histories(self, request, unpacker):
         """Sequences of method calls, each on a fresh object; see histories.py."""
         return self._reply({"histories": histories.play(
-            self._resolve(request["name"]), request["histories"], request["reads"], describe)})
+            self._resolve(request["name"]), request["calls"], request["histories"], request["reads"], describe)})
 
     def _specimen(self, request, unpacker):
         """A module from a plain recipe; see specimens.py."""
