@@ -6,7 +6,7 @@ from ...exercise import CONTRACT, Exercise
 from ...lab import Mismatch
 
 exercise = Exercise(
-    "causal_visibility", step=2, points=2, minutes=5, difficulty=2, importance=5, tensor=False,
+    "causal_visibility", step=2, points=2, minutes=4, difficulty=2, importance=5, tensor=False,
     summary="Which keys a causal query may see, with or without a cached prefix.",
     hints=(
         "The last query stands where the last key stands. Where does query 0 stand when four keys were there before "

@@ -26,7 +26,7 @@ from ._calls import (
 )
 
 exercise = Exercise(
-    "cross_attention", step=1, points=4, minutes=10, difficulty=3, importance=5,
+    "cross_attention", step=1, points=4, minutes=8, difficulty=3, importance=5,
     summary="The whole cross-attention call: target rows ask, source rows are read, W_O writes back into target rows.",
     hints=(
         "Two streams come in. Write beside each of the three projections whose rows it takes, and beside each axis of "

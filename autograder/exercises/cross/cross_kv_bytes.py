@@ -5,7 +5,7 @@ from ... import expect
 from ...exercise import Exercise
 
 exercise = Exercise(
-    "cross_kv_bytes", step=12, points=1, minutes=3, difficulty=1, importance=3, tensor=False,
+    "cross_kv_bytes", step=12, points=1, minutes=2, difficulty=1, importance=3, tensor=False,
     summary="Bytes of projected K and V, over layers, with beams that share a source or own copies.",
     hints=(
         "How many numbers does one source row leave behind in one layer? Keys and values, every key/value head.",

@@ -21,7 +21,7 @@ from ._lifecycle import (
 from ._lifecycle_programs import RIGHTS, Tabled
 
 exercise = Exercise(
-    NAME, step=10, points=5, minutes=16, difficulty=4, importance=4, tensor=False,
+    NAME, step=10, points=5, minutes=12, difficulty=4, importance=4, tensor=False,
     summary="The life of a projected source pair as a state machine with two lanes, beams and no way back.",
     hints=(
         "Write the table of the text down as data: for every call the states it may come from and the state it leads "

@@ -12,7 +12,7 @@ from ._calls import A, X, attended, merge, oracle, projected, rows, split, state
 from ._identities import FIELDS, OTHER, compare, identity, pair
 
 exercise = Exercise(
-    "decode_step", step=9, points=3, minutes=8, difficulty=3, importance=5, exempt=("detaches-graph",),
+    "decode_step", step=9, points=3, minutes=6, difficulty=3, importance=5, exempt=("detaches-graph",),
     summary="One row of cross decode from a projected source: check whose it is, project the query, read, write back.",
     hints=(
         "Which of the four projections does a step still need? The others were done when the source was projected.",

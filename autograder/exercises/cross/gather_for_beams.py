@@ -7,7 +7,7 @@ from ...lab import Mismatch
 from ...standard import normal
 
 exercise = Exercise(
-    "gather_for_beams", step=11, points=3, minutes=7, difficulty=3, importance=4, tensor=False,
+    "gather_for_beams", step=11, points=3, minutes=5, difficulty=3, importance=4, tensor=False,
     summary="Reorder the hypotheses of a beam search: target caches and the map follow the order, the source stays.",
     hints=(
         "Three things come in. For each ask: does it have one row a hypothesis, or one row a source?",

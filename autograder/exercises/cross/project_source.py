@@ -10,7 +10,7 @@ from ._calls import A, X, projected, rows, split, state, whole
 from ._identities import FIELDS, CrossKV, identity
 
 exercise = Exercise(
-    "project_source", step=8, points=2, minutes=5, difficulty=2, importance=4, exempt=("detaches-graph",),
+    "project_source", step=8, points=2, minutes=4, difficulty=2, importance=4, exempt=("detaches-graph",),
     summary="Project an encoder memory once: K, V, the identity that made them, and the memory.",
     hints=(
         "Two products and two splits, of source rows only. No query is needed.",

@@ -7,7 +7,7 @@ from ._calls import E, X
 from ._masks import HEADS, checked, masked, patterns, refusals
 
 exercise = Exercise(
-    "to_module_mask", step=4, points=2, minutes=5, difficulty=2, importance=4, tensor=False,
+    "to_module_mask", step=4, points=2, minutes=4, difficulty=2, importance=4, tensor=False,
     summary="Visibility [B,1|H,T,S] as the attn_mask [B·H,T,S] of nn.MultiheadAttention, where True means blocked.",
     hints=(
         "Two things change: what True means, and how many axes there are.",

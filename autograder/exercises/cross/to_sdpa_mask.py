@@ -9,7 +9,7 @@ from ._calls import E, X, attended
 from ._masks import HEADS, checked, patterns, qkv, refusals
 
 exercise = Exercise(
-    "to_sdpa_mask", step=5, points=1, minutes=3, difficulty=1, importance=4, tensor=False,
+    "to_sdpa_mask", step=5, points=1, minutes=2, difficulty=1, importance=4, tensor=False,
     summary="Visibility as the attn_mask of F.scaled_dot_product_attention, where True means visible.",
     hints=(
         "Look up what True means in the attn_mask of this function, and then in the one of nn.MultiheadAttention.",

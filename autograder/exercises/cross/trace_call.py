@@ -6,7 +6,7 @@ from ...exercise import CONTRACT, Exercise
 from ...lab import Mismatch
 
 exercise = Exercise(
-    "trace_call", step=7, points=2, minutes=6, difficulty=2, importance=4, tensor=False,
+    "trace_call", step=7, points=2, minutes=4, difficulty=2, importance=4, tensor=False,
     summary="Owners and shapes of the four attention calls of an encoder-decoder.",
     hints=(
         "For each call ask four questions: whose rows become queries? Whose become keys and values? Whose order or "

@@ -7,7 +7,7 @@ from ...lab import Mismatch, Record
 from ._manifests import INVALID, RECORDS, SMALL, VALID, base, changed
 
 exercise = Exercise(
-    "validate_call", step=6, points=5, minutes=15, difficulty=4, importance=5, tensor=False,
+    "validate_call", step=6, points=5, minutes=12, difficulty=4, importance=5, tensor=False,
     summary="The sorted codes of every rule that a call manifest breaks, before any projection runs.",
     hints=(
         "Go through the sixteen codes of the docstring one by one: each is one question about one or two fields. Ask "
