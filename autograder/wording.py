@@ -19,7 +19,7 @@ def spell(name, args, kwargs):
             inside = ", ".join(map(one, v))
             return f"[{inside}]" if isinstance(v, list) else f"({inside}{',' if len(v) == 1 else ''})"
         if isinstance(v, Record):
-            return f"a {v._type}"
+            return f"{v._type}(...)"
         return "a function" if callable(v) else repr(v)
     return f"{name}({', '.join([one(a) for a in args] + [f'{k}={one(v)}' for k, v in kwargs.items()])})"
 
