@@ -109,7 +109,7 @@ def memory(lab):
 
 @exercise.case("refuses an order that names a hypothesis that is not there, or not all rows", CONTRACT)
 def refuses(lab):
-    for order in ((0, 1, 2, 3, 4, 6), (0, 1, 2, 3, 4, -1), (0, 1, 2, 3, 4)):
+    for order in ((0, 1, 2, 3, 4, 6), (9, 1, 2, 3, 4, 5), (0, 1, 2, 3, 4, -1), (0, 1, 2, 3, 4), (0, 1, 2, 3, 4, 5, 5)):
         lab.raises(ValueError, "order", "gather_for_beams", *_setting(order))
 
 
