@@ -154,7 +154,7 @@ class CrossKVLifecycle:
         raise NotImplementedError("CrossKVLifecycle.__init__: write this in mha_lab/cross.py")
 
     def bind(self, source: Any) -> None:
-        """EMPTY to SOURCE_BOUND. source: a sequence with one entry for each source row, or the encoder memory [B,S,M].
+        """EMPTY to SOURCE_BOUND. source: a tuple, list or tensor with one entry for each source; else one source.
 
         Raises ValueError: the state and "bind" from any other state.
         """

@@ -252,12 +252,13 @@ class CrossKVLifecycle:
         ### END SOLUTION
 
     def bind(self, source: Any) -> None:
-        """EMPTY to SOURCE_BOUND. source: a sequence with one entry for each source row, or the encoder memory [B,S,M].
+        """EMPTY to SOURCE_BOUND. source: a tuple, list or tensor with one entry for each source; else one source.
 
         Raises ValueError: the state and "bind" from any other state.
         """
         ### BEGIN SOLUTION
         self._from("bind", "EMPTY")
+        self._rows = len(source) if isinstance(source, (tuple, list, Tensor)) else 1
         self.source, self.state = source, "SOURCE_BOUND"
         ### END SOLUTION
 
@@ -325,8 +326,7 @@ class CrossKVLifecycle:
         """
         ### BEGIN SOLUTION
         self._from("not attached", "ATTACHED")
-        rows = len(self.source) if hasattr(self.source, "__len__") else None
-        if any(row < 0 or rows is not None and row >= rows for row in map):
+        if any(row < 0 or row >= self._rows for row in map):
             raise ValueError(f"the beam map {tuple(map)} leaves the rows of the source")
         self.beam_map, self.state = tuple(map), "BEAM_SHARED"
         ### END SOLUTION
@@ -338,8 +338,7 @@ class CrossKVLifecycle:
         """
         ### BEGIN SOLUTION
         self._from("not attached", "ATTACHED")
-        rows = len(self.source) if hasattr(self.source, "__len__") else 1
-        self.beam_map, self.state = tuple(row for row in range(rows) for _ in range(n)), "BEAM_EXPANDED"
+        self.beam_map, self.state = tuple(row for row in range(self._rows) for _ in range(n)), "BEAM_EXPANDED"
         ### END SOLUTION
 
     def reorder(self, order: Sequence[int]) -> None:

@@ -80,13 +80,16 @@ class Model:
             if self.made[field] != expected._fields[field]:
                 raise Refusal(field)
 
+    def _rows(self):
+        return 1 if isinstance(self.source, str) else len(self.source)
+
     def _share_beams(self, beam_map):
-        if not set(beam_map) <= set(range(len(self.source))):
+        if not set(beam_map) <= set(range(self._rows())):
             raise Refusal("map")
         self.beam_map = tuple(beam_map)
 
     def _expand_beams(self, n):
-        self.beam_map = tuple(i // n for i in range(n * len(self.source)))
+        self.beam_map = tuple(i // n for i in range(n * self._rows()))
 
     def _reorder(self, order):
         if sorted(order) != list(range(len(self.beam_map))):

@@ -7,6 +7,11 @@ from ._identities import FIELDS, compare
 from ._lifecycle import BEAMS, TABLE, TRAINING
 
 
+def count(source):
+    """How many sources were bound."""
+    return len(source) if isinstance(source, (list, tuple, torch.Tensor)) else 1
+
+
 class Tabled:
     """Right: a dict of transitions. `skip` and `also` are how wrong programs are made from it."""
 
@@ -63,14 +68,14 @@ class Tabled:
 
     def share_beams(self, map):
         after = self.enter("share_beams")
-        if "map" not in self.skip and not all(0 <= row < len(self.source) for row in map):
+        if "map" not in self.skip and not all(0 <= row < count(self.source) for row in map):
             raise ValueError("the map leaves the source")
         self.leave(after)
         self.beam_map = tuple(map)
 
     def expand_beams(self, n):
         after = self.enter("expand_beams")
-        rows = range(len(self.source))
+        rows = range(count(self.source))
         self.leave(after)
         self.beam_map = tuple(torch.tensor(rows).repeat_interleave(n).tolist())
 
@@ -164,13 +169,13 @@ class EnumAndMethods:
 
     def share_beams(self, map):
         self._require("ATTACHED", say="Not attached.")
-        if min(map) < 0 or max(map) > len(self.source) - 1:
+        if min(map) < 0 or max(map) > count(self.source) - 1:
             raise ValueError("Bad beam map.")
         self._map, self._at = list(map), self.Stage.BEAM_SHARED
 
     def expand_beams(self, n):
         self._require("ATTACHED", say="Not attached.")
-        self._map = [i for i, _ in enumerate(self.source) for _ in range(n)]
+        self._map = [i for i in range(count(self.source)) for _ in range(n)]
         self._at = self.Stage.BEAM_EXPANDED
 
     def reorder(self, order):

@@ -18,7 +18,7 @@ from ._lifecycle import (
     spelled,
     walks,
 )
-from ._lifecycle_programs import RIGHTS, Tabled
+from ._lifecycle_programs import RIGHTS, Tabled, count
 
 exercise = Exercise(
     NAME, step=10, points=5, minutes=12, difficulty=4, importance=4, tensor=False,
@@ -101,12 +101,21 @@ def generated(lab):
     _tried(lab, list(walks(100, 12, seed=5)))
 
 
+@exercise.case("one source under a name, with three beams")
+def one_source(lab):
+    path = [("bind", ("source-a",)), LEGAL["project"], LEGAL["attach"]]
+    turned = ("reorder", ((2, 0, 1),))
+    _tried(lab, [[*path, ("expand_beams", (3,)), turned, LEGAL["read"]],
+                 [*path, ("share_beams", ((0, 0, 0),)), turned, LEGAL["read"]], [*path, ("share_beams", ((0, 1),))]])
+
+
 @exercise.case("a source that needs no gradient cannot be projected for training")
 def graph(lab):
-    def path(needs):
-        memory = torch.zeros(2, 3, dtype=torch.float64).requires_grad_(needs)
-        return [("bind", (memory,)), LEGAL["project_training"], LEGAL["consume_training"]]
-    _tried(lab, [path(True), path(False)])
+    def memory(needs):
+        return "bind", (torch.zeros(2, 3, dtype=torch.float64).requires_grad_(needs),)
+    training = LEGAL["project_training"], LEGAL["consume_training"]
+    inference = LEGAL["project"], LEGAL["attach"], LEGAL["expand_beams"], LEGAL["reorder"], LEGAL["read"]
+    _tried(lab, [[memory(True), *training], [memory(False), *training], [memory(False), *inference]])
 
 
 for _program in RIGHTS:
@@ -140,21 +149,28 @@ _wrong("beams-on-ephemeral", None, "only-shared-on-ephemeral", also={"share_beam
 _wrong("stale-after-update", "Old activations met new parameters.", skip=("version",))
 
 
+def _taken(source, rows):
+    """A source with other rows; one that cannot be counted stays as it is."""
+    if isinstance(source, torch.Tensor):
+        return source[list(rows)]
+    return tuple(source[i] for i in rows) if isinstance(source, tuple) else source
+
+
 def _permutes_source(self, order):
     Tabled.reorder(self, order)
-    self.source = tuple(self.source[i] for i in dict.fromkeys(self.beam_map))
+    self.source = _taken(self.source, dict.fromkeys(self.beam_map))
 
 
 def _flips_source(self, order):
     self.enter("reorder")
     if sorted(order) != list(range(len(self.beam_map))):
         raise ValueError("no permutation of the map")
-    self.source = tuple(reversed(self.source))
+    self.source = _taken(self.source, range(count(self.source))[::-1])
 
 
 def _permutes_like_hypotheses(self, order):
     Tabled.reorder(self, order)
-    self.source = tuple(self.source[i % len(self.source)] for i in order)
+    self.source = _taken(self.source, [i % count(self.source) for i in order])
 
 
 _wrong("reordered-source", "A reorder permutes hypotheses, not the shared source.", reorder=_permutes_source)
