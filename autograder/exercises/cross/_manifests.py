@@ -86,6 +86,7 @@ _VALID = {
     "a mask for each head": {"call.mask_axes": [2, 8, 1, 128]},
     "no mask": {"call.mask_axes": None},
     "a mask shared by everybody": {"call.mask_axes": [1, 1, 1, 128]},
+    "a target whose name comes after the source's": {"call.q_state_id": "request-42:target-17"},
     "typed totals that nobody may trust": {"heads.qk_total": 1024, "heads.v_total": 512},
 }
 _INVALID = [
@@ -130,6 +131,14 @@ _INVALID = [
     ("mask-axes", "call.mask_axes", {"call.mask_axes": [2, 1, 128, 1]}),
     ("mask-axes", "call.mask_axes", {"call.mask_axes": [2, 4, 1, 128]}),
     ("mask-axes", "call.mask_axes", {"call.mask_axes": [128, 1, 1, 2]}),
+    ("mask-axes", "call.mask_axes", {"call.mask_axes": [2, 1, 1]}),
+    ("mask-axes", "call.mask_axes", {"call.mask_axes": [2, 1, 1, 128, 1]}),
+    ("mask-semantics", "call.canonical_mask_semantics", {"call.canonical_mask_semantics": "visible_is_one"}),
+    ("kv-source", "call.v_state_id", {"call.v_state_id": "request-41:encoder-7"}),
+    ("self-origin", "call.q_state_id", SELF | {"call.q_state_id": "request-42:target-17"}),
+    ("self-origin", "call.v_state_id", SELF | {"call.v_state_id": "request-41:encoder-7"}),
+    ("head-count", "heads.kv_heads", {"heads.kv_heads": 16, "projection.k.out_features": 1024,
+                                      "projection.v.out_features": 768}),
     ("cross-origin kv-source", "call.k_state_id", {"call.q_state_id": "request-42:encoder-7",
                                                    "call.v_state_id": "request-43:encoder-7"}),
     ("backend-evidence mask-semantics need-weights", "call.need_weights", {

@@ -132,14 +132,16 @@ nested.nested_cases(exercise, _inputs, oracle, ("target", "source", "state"), di
 def refuses_width(lab):
     target, source = rows(A)
     weights = state(A)
-    lab.raises(ValueError, "width", "cross_attention", target[..., 1:], source, weights, 3)
-    lab.raises(ValueError, "width", "cross_attention", target, source[..., 1:], weights, 3)
+    for rows_ in (lambda x: x[..., 1:], lambda x: torch.cat([x, x], -1)):
+        lab.raises(ValueError, "width", "cross_attention", rows_(target), source, weights, 3)
+        lab.raises(ValueError, "width", "cross_attention", target, rows_(source), weights, 3)
 
 
-@exercise.case("refuses one source for two targets", CONTRACT)
+@exercise.case("refuses one source for two targets, and two for one", CONTRACT)
 def refuses_batch(lab):
     target, source = rows(A)
     lab.raises(ValueError, "batch", "cross_attention", target, source[:1], state(A), 3)
+    lab.raises(ValueError, "batch", "cross_attention", target[:1], source, state(A), 3)
 
 
 @exercise.case("refuses a target row that sees nothing", CONTRACT)
