@@ -1,9 +1,7 @@
-"""Grouped attention as a float64 loop over query heads on compact keys and values, and what the session's fixtures are."""
+"""Grouped attention as a loop over query heads on compact keys and values, and what the exercises share."""
 import torch
 
 from ... import standard
-
-G = dict(batch=2, heads=12, groups=3, queries=5, keys=7, width=8, d_model=20)
 
 
 def attend(q, k, v, visible=None):

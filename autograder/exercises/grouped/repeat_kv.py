@@ -109,8 +109,8 @@ def by_one_hot_product(kv, groups):
 
 @exercise.wrong
 def tiled_heads(kv, groups):
-    """`repeat` writes the row of heads again and again: query heads h and h + G share. That is the tiled order; your head
-    layout differs from the contract."""
+    """`repeat` writes the row of heads again and again: query heads h and h + G share. That is the tiled order; your
+    head layout differs from the contract."""
     return kv.repeat(1, groups, 1, 1)
 
 
