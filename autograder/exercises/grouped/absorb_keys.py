@@ -8,7 +8,7 @@ from ._absorb import coded_keys, compare, factor_note
 
 NAME = "absorb_keys"
 exercise = Exercise(
-    NAME, step=9, points=3, minutes=7, difficulty=4, importance=4,
+    NAME, step=9, points=3, minutes=5, difficulty=4, importance=4,
     summary="Fold W_UK into W_Q, head by head: queries that can be compared with latent rows.",
     hints=(
         "Write one head's score with both maps spelled out: (W_Q x) · (W_UK c). It is one number: which matrix stands "

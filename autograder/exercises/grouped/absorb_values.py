@@ -8,7 +8,7 @@ from ._absorb import coded_values, compare
 
 NAME = "absorb_values"
 exercise = Exercise(
-    NAME, step=10, points=2, minutes=5, difficulty=3, importance=4,
+    NAME, step=10, points=2, minutes=4, difficulty=3, importance=4,
     summary="Fold W_UV into W_O, head by head: what an averaged latent row writes to the output.",
     hints=(
         "A head averages latent rows first and makes a value of the average. Which two maps does the average pass on "

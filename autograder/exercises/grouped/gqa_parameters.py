@@ -7,7 +7,7 @@ from ...exercise import Exercise
 
 NAME = "gqa_parameters"
 exercise = Exercise(
-    NAME, step=6, points=1, minutes=4, difficulty=2, importance=4, tensor=False,
+    NAME, step=6, points=1, minutes=3, difficulty=2, importance=4, tensor=False,
     summary="The parameter ledger of a grouped layer, and what it saves against one with G = H.",
     hints=(
         "Write the shapes of the four stored weights. In which of them does H stand, in which G?",

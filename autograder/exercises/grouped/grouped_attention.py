@@ -10,7 +10,7 @@ from ._grouped_programs import RIGHTS, WRONGS
 
 NAME = "grouped_attention"
 exercise = Exercise(
-    NAME, step=3, points=5, minutes=14, difficulty=4, importance=5,
+    NAME, step=3, points=5, minutes=11, difficulty=4, importance=5,
     summary="Attention of H query heads over G key/value heads that never repeats a key or a value.",
     hints=(
         "Four query heads read one key/value head. For that key/value head, is there a difference between four heads "

@@ -14,7 +14,7 @@ from ._gqa_wrongs import WRONGS
 
 NAME = "GroupedQueryAttention"
 exercise = Exercise(
-    NAME, step=4, points=5, minutes=22, difficulty=5, importance=5,
+    NAME, step=4, points=5, minutes=16, difficulty=5, importance=5,
     summary="Self-attention with grouped heads, and a cache that makes chunks equal one long pass.",
     hints=(
         "Write down the shapes of all four weights for H12 G3 D8 M20, then of what one call returns for 5 rows. Which "

@@ -6,7 +6,7 @@ from ...exercise import Exercise
 
 NAME = "kv_cache_bytes"
 exercise = Exercise(
-    NAME, step=5, points=1, minutes=4, difficulty=2, importance=5, tensor=False,
+    NAME, step=5, points=1, minutes=3, difficulty=2, importance=5, tensor=False,
     summary="The bytes that the cached keys and values of a model take.",
     hints=(
         "Describe what one layer keeps for one token: how many heads, how many tensors, how wide is each?",

@@ -9,7 +9,7 @@ from ...nested import nested_cases, structure
 
 NAME = "mean_pool_kv"
 exercise = Exercise(
-    NAME, step=7, points=2, minutes=5, difficulty=2, importance=3,
+    NAME, step=7, points=2, minutes=3, difficulty=2, importance=3,
     summary="Average the key and value heads of each group, weights and biases.",
     hints=(
         "Which four entries of a state belong to key and value heads? What happens to the others?",

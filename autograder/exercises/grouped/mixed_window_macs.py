@@ -4,7 +4,7 @@ from ...exercise import CONTRACT, Exercise
 
 NAME = "mixed_window_macs"
 exercise = Exercise(
-    NAME, step=11, points=2, minutes=6, difficulty=3, importance=3, tensor=False,
+    NAME, step=11, points=2, minutes=4, difficulty=3, importance=3, tensor=False,
     summary="Leading, exact causal and dense products of local and global heads.",
     hints=(
         "Draw the causal mask for T = 6 and W = 3 and count the visible cells of each row. Which rows are shorter?",

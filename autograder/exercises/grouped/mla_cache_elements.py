@@ -4,7 +4,7 @@ from ...exercise import Exercise
 
 NAME = "mla_cache_elements"
 exercise = Exercise(
-    NAME, step=8, points=1, minutes=3, difficulty=2, importance=4, tensor=False,
+    NAME, step=8, points=1, minutes=2, difficulty=2, importance=4, tensor=False,
     summary="What latent attention caches, for one token in one layer.",
     hints=(
         "A later query needs everything from which its keys and values can be made. Which rows is that, if all heads "

@@ -8,7 +8,7 @@ from ...exercise import Exercise
 
 NAME = "repeat_kv"
 exercise = Exercise(
-    NAME, step=2, points=2, minutes=4, difficulty=2, importance=4,
+    NAME, step=2, points=2, minutes=3, difficulty=2, importance=4,
     summary="Repeat keys or values so that every query head has its own: [B,G,S,D] becomes [B,G·R,S,D].",
     hints=(
         "Write down what the 12 query heads should find in their places, one key/value head each: 0, 0, 0, 0, 1, …",
