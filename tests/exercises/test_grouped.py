@@ -225,6 +225,15 @@ class CausalByLoop(Base):
         return torch.tensor(rows)
 
 
+class IsCausalOnPromptsOnly(Base):
+    """SDPA gets `is_causal` where there is neither a cache nor padding, a mask otherwise."""
+
+    def mix(self, q, k, v, weights, seen, causal):
+        if causal and seen.dim() == 2 and q.shape[2] == k.shape[2]:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen.expand(weights.shape), enable_gqa=True)
+
+
 class KeepsFusedRow(Base):
     """k and v are views of one wide projection, cached as they are."""
 
@@ -245,6 +254,7 @@ class TriangleForOneRow(Base):
     ("grouped_attention", by_position, None), ("grouped_attention", head_first_mask, None),
     ("GroupedQueryAttention", StoredAsList, None), ("GroupedQueryAttention", ContiguousRows, None),
     ("GroupedQueryAttention", RepeatsWithExpand, None), ("GroupedQueryAttention", CausalByLoop, None),
+    ("GroupedQueryAttention", IsCausalOnPromptsOnly, None),
     ("kv_head_for", lambda query_head, num_heads, num_kv_heads: answers.kv_head_for(
         query_head, num_heads, num_kv_heads) and int(query_head / num_heads * num_kv_heads + 1e-9), None),
     ("repeat_kv", lambda kv, groups: kv.unsqueeze(2).repeat(1, 1, groups, 1, 1).flatten(1, 2), None),
@@ -293,6 +303,8 @@ def test_what_a_cache_may_look_like_in_memory(stride, shared, fits):
                                                 "[2, 3, 5, 8]"),
     ("GroupedQueryAttention", "kv-projected-full-width", "k_proj.weight is [96, 20], expected [24, 20]"),
     ("GroupedQueryAttention", "first-token-not-cached", "the cache that forward returned is None"),
+    ("GroupedQueryAttention", "cache-without-causal", "forward(a tensor [2, 3, 20], cache=(a tensor [2, 3, 4, 8], a "
+                                                      "tensor [2, 3, 4, 8])) was accepted"),
     ("kv_cache_bytes", "head-dim-from-hidden", "expected 229,376,000"),
     ("gqa_parameters", "output-shrinks-too", "it reads all 4 query heads"),
     ("mean_pool_kv", "strided-groups", "group 0 is the mean of heads [0, 3, 6, 9], expected the mean of heads "

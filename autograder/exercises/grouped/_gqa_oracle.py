@@ -1,5 +1,6 @@
 """Grouped-query attention as a loop over query heads on slices of the stored maps, and the fixtures it is asked
 about."""
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -45,6 +46,37 @@ def answer(state, sizes, x, causal=False, cache=None, valid=None):
         weights.append(scores.softmax(-1))
         output = output + weights[-1] @ v[:, group] @ state["o_proj.weight"][:, head * width:(head + 1) * width].T
     return output, torch.stack(weights, 1), (k, v)
+
+
+VALID = torch.tensor([[True, False, True, True, True], [True, True, True, True, False]])
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One chunk of a sequence: what forward is given beside a cache, the oracle's cache, and the oracle's answer."""
+
+    rows: torch.Tensor
+    given: dict
+    cache: tuple | None
+    want: tuple
+
+
+def random_rows(sizes, tokens=5):
+    return standard.normal(2, tokens, sizes[0], seed=30)
+
+
+@cache
+def calls(sizes, lengths, causal=True, padded=False, dtype=torch.float64):
+    """The chunks of one sequence, in order; rows, maps and caches are rounded to the dtype, answers are in float64."""
+    state = {name: weight.to(dtype) for name, weight in random_state(sizes).items()}
+    x, past, at, made = random_rows(sizes, sum(lengths)).to(dtype), None, 0, []
+    for length in lengths:
+        rows, at = x[:, at:at + length], at + length
+        given = ({"causal": True} if causal else {}) | ({"valid": VALID[:, :at]} if padded else {})
+        want = answer(state, sizes, rows, cache=past, **given)
+        made.append(Call(rows, given, past, want))
+        past = tuple(t.to(dtype) for t in want[2])
+    return made
 
 
 def coded_state(sizes):

@@ -8,7 +8,7 @@ from ...exercise import CONTRACT, Exercise
 from ...lab import Mismatch
 from . import _gqa_evidence as evidence
 from ._attend import heads_read
-from ._gqa_oracle import CLASSIC, ONE, OTHER, G, answer, coded_state, random_state
+from ._gqa_oracle import CLASSIC, ONE, OTHER, VALID, G, answer, calls, coded_state, random_rows, random_state
 from ._gqa_rights import RIGHTS
 from ._gqa_wrongs import WRONGS
 
@@ -42,10 +42,6 @@ def _built(lab, sizes, state, dtype=torch.float64, training=False, arguments=Non
     return handle
 
 
-def _rows(sizes, tokens=5, batch=2, seed=30):
-    return standard.normal(batch, tokens, sizes[0], seed=seed)
-
-
 @contextmanager
 def _cache_untouched(lab, kwargs):
     """Whatever a call with a cache comes to, the cache stays as it was."""
@@ -68,31 +64,25 @@ def _called(lab, handle, x, **kwargs):
     return evidence.triple(got)
 
 
-def _once(lab, sizes, tokens=5, arguments=None, **kwargs):
-    state, x = random_state(sizes), _rows(sizes, tokens)
-    handle = _built(lab, sizes, state, arguments=arguments)
-    got, want = _called(lab, handle, x, **kwargs), answer(state, sizes, x, **kwargs)
-    evidence.compare(got, want, sizes[3])
-    return got
+def _once(lab, sizes, tokens=5, arguments=None, causal=False, padded=False):
+    call, = calls(sizes, (tokens,), causal, padded)
+    handle = _built(lab, sizes, random_state(sizes), arguments=arguments)
+    evidence.compare(_called(lab, handle, call.rows, **call.given), call.want, sizes[3])
 
 
-def _chunks(lab, sizes, lengths, valid=None):
-    """One sequence in chunks, each going on with the cache of the one before."""
-    state, x = random_state(sizes), _rows(sizes, sum(lengths))
-    handle, cache, ours, at = _built(lab, sizes, state), None, None, 0
-    for length in lengths:
-        rows, seen = x[:, at:at + length], None if valid is None else valid[:, :at + length]
-        given = {"causal": True} | ({} if ours is None else {"cache": ours}) | ({} if seen is None else {"valid": seen})
-        got = _called(lab, handle, rows, **given)
-        want = answer(state, sizes, rows, True, cache, seen)
+def _chunks(lab, sizes, lengths, padded=False):
+    """One sequence in chunks, each going on with the cache that the program returned for the one before."""
+    handle, kept, at = _built(lab, sizes, random_state(sizes)), {}, 0
+    for call in calls(sizes, lengths, padded=padded):
+        got, at = _called(lab, handle, call.rows, **call.given, **kept), at + call.rows.shape[1]
         try:
-            evidence.compare(got, want, sizes[3])
+            evidence.compare(got, call.want, sizes[3])
         except Mismatch as m:
-            raise Mismatch(f"rows {at} to {at + length - 1} of chunks {' + '.join(map(str, lengths))}: {m}",
+            raise Mismatch(f"rows {at - call.rows.shape[1]} to {at - 1} of chunks {' + '.join(map(str, lengths))}: {m}",
                            m.figure) from None
-        cache, ours, at = want[2], got[2], at + length
-    full = answer(state, sizes, x, True, None, valid)
-    expect.close(got[0], full[0][:, at - length:], "the last chunk's output, against one pass over all rows,",
+        kept = {"cache": got[2]}
+    whole, = calls(sizes, (at,), padded=padded)
+    expect.close(got[0], whole.want[0][:, -lengths[-1]:], "the last chunk's output, against one pass over all rows,",
                  evidence.OUTPUT, atol=1e-9)
 
 
@@ -103,7 +93,7 @@ def plain(lab):
 
 @exercise.case("values that name their head: which key/value head does each query head read?")
 def which(lab):
-    x = _rows(G)
+    x = random_rows(G)
     x[..., 0] = 1
     state = coded_state(G)
     got, want = _called(lab, _built(lab, G, state), x), answer(state, G, x)
@@ -143,17 +133,14 @@ def three(lab):
     _chunks(lab, OTHER, (3, 1, 2))
 
 
-VALID = torch.tensor([[True, False, True, True, True], [True, True, True, True, False]])
-
-
 @exercise.case("padding [B,S], without a triangle")
 def padded(lab):
-    _once(lab, G, valid=VALID)
+    _once(lab, G, padded=True)
 
 
 @exercise.case("padding in cached rows and in new ones: chunks of 2 + 3 rows")
 def padded_chunks(lab):
-    _chunks(lab, G, (2, 3), VALID)
+    _chunks(lab, G, (2, 3), padded=True)
 
 
 @exercise.case("as many key/value heads as query heads, sizes left out: H3 M12")
@@ -162,7 +149,7 @@ def classic(lab):
 
 
 def _gradients(lab, which, names, what, sizes=G, arguments=None, **kwargs):
-    state, x = random_state(sizes), _rows(sizes).requires_grad_()
+    state, x = random_state(sizes), random_rows(sizes).requires_grad_()
     leaves = {name: weight.clone().requires_grad_() for name, weight in state.items()}
     handle = _built(lab, sizes, state, training=True, arguments=arguments)
     got, want = _called(lab, handle, x, **kwargs), answer(leaves, sizes, x, **kwargs)
@@ -189,26 +176,24 @@ def probability_gradients(lab):
     _gradients(lab, 1, ["x", *WEIGHTS[:2]], "the probabilities")
 
 
-def _in_dtype(lab, dtype, loose, calls=1):
-    state, x = {n: w.to(dtype) for n, w in random_state(G).items()}, _rows(G).to(dtype)
+def _in_dtype(lab, dtype, loose, repeats=1):
+    state = {name: weight.to(dtype) for name, weight in random_state(G).items()}
     handle = _built(lab, G, state, dtype=dtype)
-    cache = None
-    for rows, seen in ((x[:, :2], VALID[:, :2]), (x[:, 2:], VALID)):
-        want = answer(state, G, rows, True, cache, seen)
-        given = {} if cache is None else {"cache": tuple(t.to(dtype) for t in cache)}
-        for _ in range(calls):
-            got = _called(lab, handle, rows, causal=True, valid=seen, **given)
-            evidence.forms(got, (*(t.to(dtype) for t in want[:2]), tuple(t.to(dtype) for t in want[2])))
+    for call in calls(G, (2, 3), padded=True, dtype=dtype):
+        given = call.given if call.cache is None else call.given | {"cache": call.cache}
+        want = (*(t.to(dtype) for t in call.want[:2]), tuple(t.to(dtype) for t in call.want[2]))
+        for _ in range(repeats):
+            got = _called(lab, handle, call.rows, **given)
+            evidence.forms(got, want)
             for mine, due, what in zip((*got[2], *got[:2]), (*want[2], *want[:2]), (
                     "the cached k", "the cached v", "output", "probabilities"), strict=True):
-                expect.close(mine, due.to(dtype), what, atol=loose, rtol=loose)
-        cache = want[2]
+                expect.close(mine, due, what, atol=loose, rtol=loose)
 
 
 @exercise.case("float32 and bfloat16: the dtype follows the input, and two calls agree", CONTRACT)
 def dtypes(lab):
-    _in_dtype(lab, torch.float32, 2e-5, calls=2)
-    _in_dtype(lab, torch.bfloat16, 8e-2, calls=2)
+    _in_dtype(lab, torch.float32, 2e-5, repeats=2)
+    _in_dtype(lab, torch.bfloat16, 8e-2, repeats=2)
 
 
 @exercise.case("float16: what stands for a hidden score fits the dtype", CONTRACT)
@@ -223,15 +208,11 @@ def multi_query(lab):
 
 @exercise.case("the cache keeps B·G·S·D elements alive, and no larger tensor behind them", CONTRACT)
 def compact(lab):
-    state, x = random_state(G), _rows(G, 7)
-    handle, cache = _built(lab, G, state), None
-    for rows in (x[:, :5], x[:, 5:]):
-        given = {} if cache is None else {"cache": cache}
-        got = _called(lab, handle, rows, causal=True, **given)
-        want = answer(state, G, rows, True, cache)
-        evidence.forms(got, want)
+    handle = _built(lab, G, random_state(G))
+    for call in calls(G, (5, 2)):
+        got = _called(lab, handle, call.rows, **call.given, **({} if call.cache is None else {"cache": call.cache}))
+        evidence.forms(got, call.want)
         evidence.strided(got[2], [lab.last.layout(t) for t in got[2]], 4)
-        cache = want[2]
 
 
 def _refused(title, word, *calls):
@@ -241,7 +222,7 @@ def _refused(title, word, *calls):
         handle = _built(lab, G, random_state(G))
         for kwargs in calls:
             with _cache_untouched(lab, kwargs):
-                lab.method_raises(ValueError, word, handle, "__call__", _rows(G, 3), **kwargs)
+                lab.method_raises(ValueError, word, handle, "__call__", random_rows(G, 3), **kwargs)
 
 
 def _cache(batch=2, heads=3, length=4, width=8, dtype=torch.float64):

@@ -49,7 +49,7 @@ def _case(title, config, batch, length, size):
         got, want = lab.call(NAME, config, batch, length, *default), oracle(config, batch, length, size)
         shown = f"{got:,}" if isinstance(got, (int, float)) and not isinstance(got, bool) else repr(got)[:60]
         token = want // (batch * length * config["layers"])
-        expect.true(isinstance(got, int) and not isinstance(got, bool) and got == want,
+        expect.true(isinstance(got, (int, float)) and not isinstance(got, bool) and got == want,
                     f"{NAME}({config}, {batch}, {length}{', ' if default else ''}{', '.join(map(str, default))}) is "
                     f"{shown} bytes, expected {want:,}: {token:,} a token and layer, {config['layers']} layers, "
                     f"{batch} × {length} tokens")

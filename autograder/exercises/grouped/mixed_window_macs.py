@@ -1,4 +1,6 @@
 """The products of heads that see a window beside heads that see everything."""
+from functools import cache
+
 from ... import expect
 from ...exercise import CONTRACT, Exercise
 
@@ -29,6 +31,7 @@ LATE = {
 KEYS = ("leading", "exact_causal", "dense")
 
 
+@cache
 def oracle(length, window, local_heads, global_heads, head_dim):
     """Visible pairs counted in a mask, row by row."""
     local = sum(1 for q in range(length) for k in range(max(0, q - window + 1), q + 1))

@@ -27,7 +27,7 @@ def _case(title, latent, rope, heads):
     @exercise.case(title)
     def probe(lab):
         got, want = lab.call(NAME, latent, rope, heads), sum(len(row) for row in ([0] * latent, [0] * rope))
-        expect.true(isinstance(got, int) and not isinstance(got, bool) and got == want,
+        expect.true(isinstance(got, (int, float)) and not isinstance(got, bool) and got == want,
                     f"{NAME}({latent}, {rope}, {heads}) is {got!r}, expected {want}: one latent row of {latent} and "
                     f"one rotary key of {rope}, whatever the {heads} heads make of them")
 
