@@ -74,7 +74,7 @@ class GroupedQueryAttention(nn.Module):
         x: [B,T,M]. causal: new row t sees keys 0 to P + t. cache: (k, v), each [B,G,P,D], of an earlier call; it is
         left as it is. valid: [B,P+T], True for a real row, False for padding, which no query may see.
         Returns (output [B,T,M], probabilities [B,H,T,S], (k, v) each [B,G,S,D]). The new cache is always returned, and
-        keeps no storage beside those elements alive.
+        keeps no wider tensor alive behind a view.
         Raises ValueError: "causal" for a cache without `causal`, "cache" for a cache of another shape, batch, width or
         dtype than this call's keys and values, "no visible key" when a query may look at nothing.
         """

@@ -8,7 +8,7 @@ import torch
 from ... import standard
 
 # d_model, heads, key/value heads, head width; H·D = 96 is not M = 20
-G, OTHER, CLASSIC, ONE = (20, 12, 3, 8), (10, 8, 2, 3), (12, 3, 3, 4), (14, 4, 1, 5)
+G, OTHER, CLASSIC, ONE, SMALLEST = (20, 12, 3, 8), (10, 8, 2, 3), (12, 3, 3, 4), (14, 4, 1, 5), (6, 1, 1, 1)
 
 
 def rows(sizes):

@@ -8,7 +8,7 @@ from ...exercise import CONTRACT, Exercise
 from ...lab import Mismatch
 from . import _gqa_evidence as evidence
 from ._attend import heads_read
-from ._gqa_oracle import CLASSIC, ONE, OTHER, VALID, G, answer, calls, coded_state, random_rows, random_state
+from ._gqa_oracle import CLASSIC, ONE, OTHER, SMALLEST, VALID, G, answer, calls, coded_state, random_rows, random_state
 from ._gqa_rights import RIGHTS
 from ._gqa_wrongs import WRONGS
 
@@ -206,6 +206,11 @@ def multi_query(lab):
     _chunks(lab, ONE, (2, 3))
 
 
+@exercise.case("one head of width 1, in chunks", CONTRACT)
+def smallest(lab):
+    _chunks(lab, SMALLEST, (2, 3))
+
+
 @exercise.case("the cache keeps B·G·S·D elements alive, and no larger tensor behind them", CONTRACT)
 def compact(lab):
     handle = _built(lab, G, random_state(G))
@@ -245,9 +250,9 @@ _refused("refuses a query without a visible key", "no visible key",
          {"causal": True, "valid": torch.tensor([[True] * 3, [False, True, True]])})
 
 
-@exercise.case("refuses zero heads, zero key/value heads and a width of zero", CONTRACT)
+@exercise.case("refuses numbers of heads and widths that are zero or less", CONTRACT)
 def positive(lab):
-    for sizes in ((12, 0, 1), (12, 3, 0), (12, -3, -3), (12, 3, 1, 0)):
+    for sizes in ((12, 0, 1), (12, 3, 0), (12, -3, 3), (12, 3, -3), (12, 3, 1, 0), (12, 3, 1, -8)):
         lab.build_raises(ValueError, "positive", NAME, *sizes)
 
 
