@@ -45,6 +45,7 @@ SESSIONS = (
     Session("03-direct-sum", "The direct sum", "direct_sum", 90),
     Session("04-adjoints", "Adjoints", "adjoints", 80),
     Session("05-cross-attention", "Cross-attention", "cross", 90),
+    Session("06-grouped-cache", "Grouped heads and cache", "grouped", 80),
 )
 
 

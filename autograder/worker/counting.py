@@ -23,6 +23,7 @@ class Counter(TorchDispatchMode):
         self._known: dict[int, torch.UntypedStorage] = {}
         self._new: list[int] = []
         self._operands: set[int] = set()
+        self._shapes: list[list[int]] = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         self.operators[function.overloadpacket.__name__] += 1
@@ -38,6 +39,7 @@ class Counter(TorchDispatchMode):
                 if storage.data_ptr() not in self._known:
                     self._known[storage.data_ptr()] = storage
                     self._new.append(storage.nbytes())
+                    self._shapes.append(list(leaf.shape))
         return result
 
     def multiplied(self, numbers: dict[int, int]) -> list[int]:
@@ -45,7 +47,10 @@ class Counter(TorchDispatchMode):
         return sorted(number for pointer, number in numbers.items() if pointer in self._operands)
 
     def facts(self) -> dict:
-        """{"operators": {name: calls}, "contractions": int, "new_storages": [bytes, ...]}"""
+        """{"operators": {name: calls}, "contractions": int, "new_storages": [bytes, ...], "new_shapes": [shape, ...]}
+
+        A shape is that of the tensor with which its storage appeared.
+        """
         return {"operators": dict(self.operators),
                 "contractions": sum(n for name, n in self.operators.items() if name in CONTRACTIONS),
-                "new_storages": list(self._new)}
+                "new_storages": list(self._new), "new_shapes": self._shapes}

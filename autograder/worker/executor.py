@@ -160,7 +160,7 @@ _ERRORS = {e.__name__: e for e in (ValueError, TypeError, IndexError, KeyError, 
 
 
 def _equal_nan(a, b):
-    return _equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
+    return _equal(a, b) or a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def describe(error: BaseException) -> dict:

@@ -1,0 +1,1 @@
+"""Session 06, grouped heads and cache."""
