@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -42,15 +44,14 @@ class Counter(TorchDispatchMode):
                     self._shapes.append(list(leaf.shape))
         return result
 
-    def multiplied(self, numbers: dict[int, int]) -> list[int]:
-        """The numbers of the storages, given by data pointer, that were an operand of a contraction."""
-        return sorted(number for pointer, number in numbers.items() if pointer in self._operands)
+    def facts(self, numbers: Mapping[int, int] = MappingProxyType({})) -> dict:
+        """{"operators": {name: calls}, "contractions": int, "new_storages": [bytes, ...], "new_shapes": [shape, ...],
+        "multiplied": [number, ...]}
 
-    def facts(self) -> dict:
-        """{"operators": {name: calls}, "contractions": int, "new_storages": [bytes, ...], "new_shapes": [shape, ...]}
-
-        A shape is that of the tensor with which its storage appeared.
+        A shape is that of the tensor with which its storage appeared. `numbers` numbers storages by data pointer; those
+        that were an operand of a contraction come back under "multiplied".
         """
         return {"operators": dict(self.operators),
                 "contractions": sum(n for name, n in self.operators.items() if name in CONTRACTIONS),
-                "new_storages": list(self._new), "new_shapes": self._shapes}
+                "new_storages": list(self._new), "new_shapes": self._shapes,
+                "multiplied": sorted(number for pointer, number in numbers.items() if pointer in self._operands)}

@@ -67,7 +67,7 @@ class Executor:
         self._last = (packer.tensors, unpacker.tensors, target)
         facts = {"value": tree, "mutated": mutated}
         if counter:
-            facts["counts"] = counter.facts() | {"multiplied": counter.multiplied(known)}
+            facts["counts"] = counter.facts(known)
         if request.get("restores"):
             facts["left"] = [t.detach().clone() for t in unpacker.tensors]
         return packer.message({"d": [[k, v if k == "value" else packer.pack(v)] for k, v in facts.items()]})
