@@ -95,17 +95,20 @@ def unknown_kind(lab):
     lab.raises(ValueError, "kind", "variant_ledger", "mixture", **FIGURES["gqa"][0])
 
 
-@exercise.case("refuses a call that lacks a size", CONTRACT)
+@exercise.case("refuses a call that lacks a size, and names it", CONTRACT)
 def missing_size(lab):
     for kind, sizes in FIGURES.items():
-        short = dict(list(sizes[0].items())[:-1])
-        lab.raises(ValueError, "size", "variant_ledger", kind, **short)
+        *_, last = sizes[0]
+        short = {name: size for name, size in sizes[0].items() if name != last}
+        for word in ("size", last):
+            lab.raises(ValueError, word, "variant_ledger", kind, **short)
 
 
-@exercise.case("refuses a size that the kind does not take", CONTRACT)
+@exercise.case("refuses a size that the kind does not take, and names it", CONTRACT)
 def unknown_size(lab):
     for kind, sizes in FIGURES.items():
-        lab.raises(ValueError, "size", "variant_ledger", kind, **sizes[0], window=3)
+        for word in ("size", "window"):
+            lab.raises(ValueError, word, "variant_ledger", kind, **sizes[0], window=3)
 
 
 @exercise.right
