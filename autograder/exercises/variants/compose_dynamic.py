@@ -102,7 +102,7 @@ def zero(lab):
     expect.close(lab.call("compose_dynamic", scores(**V), nothing), scores(**V), "scores", NAMES)
 
 
-nested_cases(exercise, lambda: ((scores(**V), factors(**V, scale=0.3)), {}), oracle, ARGUMENTS, {"": "scores"})
+nested_cases(exercise, lambda: ((scores(**V), factors(**V, scale=0.2)), {}), oracle, ARGUMENTS, {"": "scores"})
 
 
 @exercise.case("no storage of an H×H map for every pair: B2 H11 T5 S6 R2", CONTRACT)
