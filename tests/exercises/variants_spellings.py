@@ -295,6 +295,16 @@ def every_third_coordinate(state, num_heads):
     return w_q, w_k, mixing
 
 
+@says("classic_as_collaborative", "compressed-basis")
+def strongest_directions(state, num_heads):
+    w_q, w_k = state["q_proj.weight"], state["k_proj.weight"]
+    per_head = [q.T @ k for q, k in zip(w_q.chunk(num_heads), w_k.chunk(num_heads), strict=True)]
+    u, s, v = torch.linalg.svd(torch.cat(per_head))
+    rank = 5
+    mixing = torch.stack([torch.linalg.lstsq(v[:rank].T, p.T).solution.norm(dim=1) for p in per_head])
+    return v[:rank], v[:rank], mixing
+
+
 # --- ledgers ---
 
 def ledger_with(kind, change):

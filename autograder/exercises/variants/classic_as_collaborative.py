@@ -2,7 +2,7 @@
 import torch
 
 from ... import expect, standard
-from ...exercise import Exercise
+from ...exercise import VALUES, Exercise
 from ...nested import nested_cases, structure
 
 exercise = Exercise(
@@ -20,6 +20,7 @@ exercise = Exercise(
 )
 
 LABELS = {0: "w_q", 1: "w_k", 2: "mixing"}
+FULL = {}
 SHAPES = {"H3 D4 M10": (3, 4, 10), "H4 D3 M10": (4, 3, 10), "H3 D3 M9": (3, 3, 9)}
 
 
@@ -64,6 +65,7 @@ def _case(title, heads, width, model):
             mine, theirs = (_scores(x, y, *t)[h, 0, 0].item() for t in (got, want))
             raise expect.Mismatch(f"row {h} of mixing is {_row(got[2][h])}, expected {_row(want[2][h])}: on a pair of "
                                   f"rows its score is {mine:.4f}, that of the classic head {h} {theirs:.4f}")
+    FULL[probe] = heads * width
 
 
 def _row(values):
@@ -136,3 +138,35 @@ def all_ones(state, num_heads):
     """An all-ones metric adds all heads' scores, in every head. A head's row is one on its own D coordinates only."""
     w_q, w_k = _maps(state)
     return w_q, w_k, w_q.new_ones(num_heads, len(w_q))
+
+
+def _kept(state, num_heads, kept):
+    w_q, w_k, mixing = repeated_identity(state, num_heads)
+    return w_q[kept], w_k[kept], mixing[:, kept]
+
+
+@exercise.wrong
+def compressed_basis(state, num_heads):
+    """The basis is narrower than H·D, so the scores come back only nearly. Compression is an approximation whose error
+    has to be measured; exact is full width."""
+    return _kept(state, num_heads, slice(0, len(state["q_proj.weight"]) // 2))
+
+
+@exercise.wrong(id="compressed-basis")
+def half_of_every_head(state, num_heads):
+    return _kept(state, num_heads, slice(0, None, 2))
+
+
+@exercise.recognise("compressed-basis")
+def narrower(trials):
+    """However it was found: one width for both maps and all metrics, and narrower than the packed maps."""
+    values = [t for t in trials if t.case.kind == VALUES]
+    return all(t.transcript and _narrow(t.transcript[0].value, FULL.get(t.case.probe, 12)) for t in values)
+
+
+def _narrow(answer, full):
+    parts = answer if isinstance(answer, (tuple, list)) and len(answer) == 3 else [None]
+    if not all(isinstance(p, torch.Tensor) and p.dim() == 2 for p in parts):
+        return False
+    w_q, w_k, mixing = parts
+    return w_q.shape == w_k.shape and w_q.shape[0] == mixing.shape[1] < full
