@@ -6,6 +6,7 @@ Letters: B batch, H heads, T target length, S source length, D width of queries 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 from jaxtyping import Bool, Float
@@ -135,3 +136,32 @@ def _spell(address: float, axes: dict[str, int] | None) -> str:
         rest, place = divmod(rest, size)
         words.append(f"{name}{place}")
     return " ".join(reversed(words))
+
+
+class HeadRouter(TypedDict):
+    """The three stored maps of a trained head router (session 09), each reading rows of width M. A plain dict will do.
+
+    shared: [H_s,M], one row a shared head. routed: [H_r,M], one row a routed head. kind: [2,M], row 0 weighs the
+    shared family of heads and row 1 the routed one.
+    Source: Jin et al. 2024 (MoH), the two-stage router.
+    """
+
+    shared: Float[Tensor, "H_s M"]
+    routed: Float[Tensor, "H_r M"]
+    kind: Float[Tensor, "2 M"]
+
+
+class ComposeFactors(TypedDict):
+    """What query rows and key rows say about mixing the heads of a pair (session 09). A plain dict will do.
+
+    q1 [B,T,H,R] and k1 [B,S,H,R] lead H heads down to rank R, q2 [B,T,R,H] and k2 [B,S,R,H] lead back up; qg [B,T,H]
+    and kg [B,S,H] are diagonal gates.
+    Source: Xiao et al. 2024 (DCMHA), the low-rank plus diagonal decomposition.
+    """
+
+    q1: Float[Tensor, "B T H R"]
+    q2: Float[Tensor, "B T R H"]
+    k1: Float[Tensor, "B S H R"]
+    k2: Float[Tensor, "B S R H"]
+    qg: Float[Tensor, "B T H"]
+    kg: Float[Tensor, "B S H"]

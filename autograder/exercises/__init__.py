@@ -46,6 +46,7 @@ SESSIONS = (
     Session("04-adjoints", "Adjoints", "adjoints", 80),
     Session("05-cross-attention", "Cross-attention", "cross", 90),
     Session("06-grouped-cache", "Grouped heads and cache", "grouped", 80),
+    Session("09-changed-heads", "Changed heads", "variants", 90),
 )
 
 

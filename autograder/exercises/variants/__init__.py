@@ -1,0 +1,1 @@
+"""Session 09, changed heads."""
