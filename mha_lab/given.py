@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mha_lab.records_evidence import CLAIMS, KINDS, SPLITS, STEPS, Evidence, Release, Step
+
 
 def attend(q: Float[Tensor, "B H T D"], k: Float[Tensor, "B H S D"], v: Float[Tensor, "B H S D_v"],
            visible: Bool[Tensor, "*axes"] | None = None) -> tuple[Float[Tensor, "B H T D_v"],

@@ -44,6 +44,7 @@ SESSIONS = (
     Session("02-stride-proof", "The stride proof", "strides", 70),
     Session("03-direct-sum", "The direct sum", "direct_sum", 90),
     Session("04-adjoints", "Adjoints", "adjoints", 80),
+    Session("08-head-evidence", "Head evidence", "evidence", 75),
 )
 
 
