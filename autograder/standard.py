@@ -16,7 +16,7 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, to
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """Reproducible standard normal numbers, drawn in float64 whatever the dtype."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def tensor_cases(exercise: Exercise, inputs: Callable[[], tuple[Sequence[torch.Tensor], Mapping[str, Any]]],
