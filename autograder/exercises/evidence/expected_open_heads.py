@@ -145,7 +145,7 @@ def gates_above_a_half(log_alpha, beta=BETA, gamma=GAMMA, zeta=ZETA):
 
 @exercise.wrong
 def shut_heads_counted(log_alpha, beta=BETA, gamma=GAMMA, zeta=ZETA):
-    """This is how many gates are shut, or fully open: the border or the sign is another one."""
+    """Open means above 0: this counts the gates that are shut, or those that are fully open."""
     return (beta * math.log(-gamma / zeta) - log_alpha).sigmoid().sum()
 
 

@@ -33,7 +33,7 @@ def _heads(shape, seed=0, dtype=torch.float64):
 
 
 def _mask(got, heads, p, atol=1e-9):
-    """The factor of every head, [B,H], after it was found to be one for a whole head; what it may be is 0 or 1/(1-p)."""
+    """The factor of every head, [B,H], after it was found to be one for the whole head, and either 0 or 1/(1-p)."""
     expect.shape(got, heads.shape, "the result")
     expect.dtype(got, heads.dtype, "the result")
     factor = got.detach().double() / heads.double()
@@ -98,7 +98,8 @@ def evaluation(lab):
     wrong = (got != heads).nonzero()
     if len(wrong):
         b, h, t, d = wrong[0].tolist()
-        raise Mismatch(f"{EVAL} sample {b} head {h} is multiplied by {(got / heads)[b, h, t, d].item():.4g}, expected 1")
+        factor = (got / heads)[b, h, t, d].item()
+        raise Mismatch(f"{EVAL} sample {b} head {h} is multiplied by {factor:.4g}, expected 1")
 
 
 def _gradient(lab, p, training, seed):
