@@ -6,7 +6,7 @@ from ...exercise import Exercise
 from ...lab import Mismatch
 
 exercise = Exercise(
-    "check_pipeline", step=9, points=3, minutes=10, difficulty=4, importance=4, tensor=False,
+    "check_pipeline", step=9, points=3, minutes=7, difficulty=4, importance=4, tensor=False,
     summary="Read the log of a removal and name the rules that it breaks.",
     hints=(
         "Go through the log once, from top to bottom. What do you have to remember at a step to judge it?",

@@ -8,7 +8,7 @@ from ...exercise import Exercise
 from . import hard_concrete as gates
 
 exercise = Exercise(
-    "expected_open_heads", step=4, points=2, minutes=5, difficulty=3, importance=4,
+    "expected_open_heads", step=4, points=2, minutes=4, difficulty=3, importance=4,
     summary="Count the gates that are not exactly 0, on average, as a function that can be trained.",
     hints=(
         "A gate is shut when its stretched value falls below 0. Which s is the border?",

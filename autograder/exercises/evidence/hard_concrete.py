@@ -5,7 +5,7 @@ from ... import expect, standard
 from ...exercise import CONTRACT, VALUES, Exercise, same
 
 exercise = Exercise(
-    "hard_concrete", step=3, points=3, minutes=7, difficulty=3, importance=4,
+    "hard_concrete", step=3, points=3, minutes=6, difficulty=3, importance=4,
     summary="Turn log alpha and uniform noise into a gate in [0,1] that reaches both ends and has a gradient between.",
     hints=(
         "A sigmoid never reaches 0 or 1. What happens to its values if the interval is made a little wider, and then "

@@ -6,7 +6,7 @@ from ...exercise import CONTRACT, VALUES, Exercise
 from ...lab import Mismatch
 
 exercise = Exercise(
-    "head_dropout", step=5, points=2, minutes=5, difficulty=2, importance=3,
+    "head_dropout", step=5, points=2, minutes=4, difficulty=2, importance=3,
     summary="Drop whole heads of each sample with probability p in training, and leave them alone at evaluation.",
     hints=(
         "Of how many independent decisions does one call consist, and what shape has a tensor that holds one decision "

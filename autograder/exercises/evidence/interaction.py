@@ -6,7 +6,7 @@ from ...exercise import CONTRACT, Exercise
 from ...lab import Mismatch
 
 exercise = Exercise(
-    "interaction", step=2, points=2, minutes=5, difficulty=2, importance=4,
+    "interaction", step=2, points=2, minutes=4, difficulty=2, importance=4,
     tensor=False,
     summary="Measure what removing two heads does beyond what removing each of them does.",
     hints=(

@@ -10,7 +10,7 @@ from ._prune_wrongs import WRONGS
 from ._release import attention, coded_layer, coded_moments, fields, match_tensors, random_layer, release
 
 exercise = Exercise(
-    "prune_heads", step=6, points=5, minutes=15, difficulty=4, importance=5, exempt=("detaches-graph",),
+    "prune_heads", step=6, points=5, minutes=12, difficulty=4, importance=5, exempt=("detaches-graph",),
     summary="Delete heads from a whole release: state, optimizer, head map and widths, as a transaction.",
     hints=(
         "List everything in the release that has a place for each head, and on which axis. What has none?",

@@ -4,7 +4,7 @@ from ..direct_sum import _ledgers
 from ..direct_sum._ledgers import counted_macs, layer
 
 exercise = Exercise(
-    "pruned_macs", step=7, points=1, minutes=4, difficulty=2, importance=4, tensor=False,
+    "pruned_macs", step=7, points=1, minutes=3, difficulty=2, importance=4, tensor=False,
     summary="Count what fewer heads save in products and parameters, and what a mask saves.",
     hints=(
         "A dense layer multiplies by the gate 0 at the end. Which of its products were left out?",

@@ -6,7 +6,7 @@ from ...exercise import CONTRACT, Exercise, Trial
 from ...lab import Mismatch
 
 exercise = Exercise(
-    "supports", step=8, points=3, minutes=8, difficulty=3, importance=5, tensor=False,
+    "supports", step=8, points=3, minutes=6, difficulty=3, importance=5, tensor=False,
     summary="Decide whether an experiment carries a claim about a head, and say why or why not.",
     hints=(
         "For each kind of experiment ask what it changed: nothing, a gate by a hair, a gate for good, weights, shapes.",
