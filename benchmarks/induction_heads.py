@@ -171,7 +171,8 @@ def main() -> int:
         "over_seeds": {key: summary([run[key] for run in runs]) for key in runs[0]},
         "each_seed": [{key: round(value, 4) for key, value in run.items()} for run in runs],
         "timed_layer": timed_surgery(args.rounds),
-        "load_average": round(os.getloadavg()[0], 1), "wall_seconds": round(seconds, 1), "cpu_seconds": round(cpu_seconds, 1), "python": platform.python_version(), "torch": torch.__version__,
+        "wall_seconds": round(seconds, 1), "cpu_seconds": round(cpu_seconds, 1),
+        "load_average": round(os.getloadavg()[0], 1), "python": platform.python_version(), "torch": torch.__version__,
         "threads": torch.get_num_threads(), "cpus": os.cpu_count(), "machine": platform.machine(),
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)

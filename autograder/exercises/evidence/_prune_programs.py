@@ -42,8 +42,8 @@ def select(tensor, place):
 
 
 def pruned(state, retained, num_heads, d_qk, d_v, optimizer=None, *, places=None, moments=None, take=select,
-           check=checked, **fields):
-    """A release; `places` and `moments` may differ from the right ones, `fields` replace its numbers."""
+           check=checked):
+    """A release; `places` and `moments` may differ from the right ones."""
     retained = check(retained, num_heads)
     places = plan(retained, num_heads, d_qk, d_v) if places is None else places
     moments = places if moments is None else moments
@@ -52,7 +52,7 @@ def pruned(state, retained, num_heads, d_qk, d_v, optimizer=None, *, places=None
         name: {key: take(tensor, moments.get(name)) for key, tensor in tensors.items()}
         for name, tensors in optimizer.items()}
     return {"state": new, "optimizer": stepped, "head_map": dict(enumerate(retained)), "num_heads": len(retained),
-            "d_qk": d_qk, "d_v": d_v} | fields
+            "d_qk": d_qk, "d_v": d_v}
 
 
 def right(program):

@@ -105,7 +105,7 @@ def moments_stale(state, retained, num_heads, d_qk, d_v, optimizer=None, layout=
 
 @wrong(id="moments-stale")
 def moments_forgotten(state, retained, num_heads, d_qk, d_v, optimizer=None, layout="separate"):
-    return pruned(state, retained, num_heads, d_qk, d_v, optimizer, optimizer=None)
+    return pruned(state, retained, num_heads, d_qk, d_v, optimizer) | {"optimizer": None}
 
 
 @wrong(id="moments-stale")
@@ -166,46 +166,48 @@ def fused_left_whole(state, retained, num_heads, d_qk, d_v, optimizer=None, layo
 def width_recomputed(state, retained, num_heads, d_qk, d_v, optimizer=None, layout="separate"):
     """d = M/(H-r) changes every surviving head."""
     width = state["o_proj.weight"].shape[0] // len(checked(retained, num_heads))
-    return pruned(state, retained, num_heads, d_qk, d_v, optimizer, d_qk=width, d_v=width)
+    return pruned(state, retained, num_heads, d_qk, d_v, optimizer) | {"d_qk": width, "d_v": width}
 
 
 @wrong(id="width-recomputed")
 def rows_stretched_over_fewer_heads(state, retained, num_heads, d_qk, d_v, optimizer=None, layout="separate"):
     kept = len(checked(retained, num_heads))
-    return pruned(state, retained, num_heads, d_qk, d_v, optimizer, d_qk=num_heads * d_qk // kept,
-                  d_v=num_heads * d_v // kept)
+    return pruned(state, retained, num_heads, d_qk, d_v, optimizer) | {
+        "d_qk": num_heads * d_qk // kept, "d_v": num_heads * d_v // kept}
 
 
 @wrong(id="width-recomputed")
 def one_width_for_both(state, retained, num_heads, d_qk, d_v, optimizer=None, layout="separate"):
-    return pruned(state, retained, num_heads, d_qk, d_v, optimizer, d_v=d_qk)
+    return pruned(state, retained, num_heads, d_qk, d_v, optimizer) | {"d_v": d_qk}
 
 
 @wrong
 def labels_kept(state, retained, num_heads, d_qk, d_v, optimizer=None, layout="separate"):
     """New index 1 is old head 2; the map must say so, from new to old."""
-    return pruned(state, retained, num_heads, d_qk, d_v, optimizer, head_map={h: h for h in retained})
+    return pruned(state, retained, num_heads, d_qk, d_v, optimizer) | {"head_map": {h: h for h in retained}}
 
 
 @wrong(id="labels-kept")
 def new_to_new(state, retained, num_heads, d_qk, d_v, optimizer=None, layout="separate"):
-    return pruned(state, retained, num_heads, d_qk, d_v, optimizer, head_map={i: i for i in range(len(retained))})
+    return pruned(state, retained, num_heads, d_qk, d_v, optimizer) | {
+        "head_map": {i: i for i in range(len(retained))}}
 
 
 @wrong(id="labels-kept")
 def old_to_new(state, retained, num_heads, d_qk, d_v, optimizer=None, layout="separate"):
-    return pruned(state, retained, num_heads, d_qk, d_v, optimizer, head_map={h: i for i, h in enumerate(retained)})
+    return pruned(state, retained, num_heads, d_qk, d_v, optimizer) | {
+        "head_map": {h: i for i, h in enumerate(retained)}}
 
 
 @wrong(id="labels-kept")
 def a_list_of_old_heads(state, retained, num_heads, d_qk, d_v, optimizer=None, layout="separate"):
-    return pruned(state, retained, num_heads, d_qk, d_v, optimizer, head_map=list(retained))
+    return pruned(state, retained, num_heads, d_qk, d_v, optimizer) | {"head_map": list(retained)}
 
 
 @wrong
 def head_count_stale(state, retained, num_heads, d_qk, d_v, optimizer=None, layout="separate"):
     """The old H was kept; some shapes still divide."""
-    return pruned(state, retained, num_heads, d_qk, d_v, optimizer, num_heads=num_heads)
+    return pruned(state, retained, num_heads, d_qk, d_v, optimizer) | {"num_heads": num_heads}
 
 
 def _in_place(state, retained, num_heads, d_qk, d_v, optimizer):

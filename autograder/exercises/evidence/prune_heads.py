@@ -155,16 +155,10 @@ SHARED_MEMORY = "lies in the memory of the baseline"
 def _untouched(lab, sentence):
     """Neither the dicts that were passed in nor their tensors."""
     if lab.rearranged:
-        where = {"[0]": "state", "[5]": "optimizer"}.get(lab.rearranged[0][:3], "optimizer")
-        if "'state'" in lab.rearranged[0]:
-            where = "state"
-        raise Mismatch(f"{sentence}: entries of {where}{_inner(lab.rearranged[0])} are not the tensors that were "
-                       "passed in")
-
-
-def _inner(path):
-    parts = [p for p in path.split("[") if "_proj" in p]
-    return f"[{parts[0]}" if parts else ""
+        first = lab.rearranged[0]
+        part = first[first.find("]") + 1:].removeprefix("['optimizer']")
+        where = "state" if first.startswith("[0]") else "optimizer"
+        raise Mismatch(f"{sentence}: {where}{part} is not what was passed in")
 
 
 @exercise.case("the baseline stays as it was, for rollback", CONTRACT)
@@ -229,6 +223,29 @@ for _program in RIGHTS:
     exercise.right(_program)
 for _program, _id in WRONGS:
     exercise.wrong(_program, id=_id)
+
+
+def _numbers_given(trials):
+    """(sizes, retained, release) of the first answer of each case about numbers."""
+    first = {numbers: (A, [0, 2]), numbers_of_four: (FOUR, [1, 3])}
+    for trial in trials:
+        if trial.case.probe in first and trial.transcript and isinstance(trial.transcript[0].value, dict):
+            yield *first[trial.case.probe], trial.transcript[0].value
+
+
+@exercise.recognise("width-recomputed")
+def another_width(trials):
+    """M/(H-r), or the old rows shared out among fewer heads, in both layers."""
+    seen = list(_numbers_given(trials))
+    return len(seen) == 2 and all(any(
+        got.get(name) != width and got.get(name) in (sizes[3] // len(kept), sizes[0] * width // len(kept))
+        for name, width in zip(("d_qk", "d_v"), sizes[1:3], strict=True)) for sizes, kept, got in seen)
+
+
+@exercise.recognise("head-count-stale")
+def the_old_count(trials):
+    seen = list(_numbers_given(trials))
+    return len(seen) == 2 and all(got.get("num_heads") == sizes[0] for sizes, _, got in seen)
 
 
 @exercise.recognise("source-modified")
