@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from autograder import lab as labs
 from autograder.diagnosis import diagnose
-from autograder.exercise import Program
+from autograder.exercise import VALUES, Program
 from autograder.exercises import find, select
 from autograder.exercises.evidence import _release, check_pipeline, gate_sensitivity, hard_concrete
 from autograder.exercises.evidence import supports as supports_exercise
@@ -70,8 +70,9 @@ def test_a_program_is_known_in_other_words(exercise, id_, program):
 @pytest.mark.parametrize("name", [e.name for e in select("08")])
 def test_no_wrong_program_fails_by_an_accident_of_its_spelling(name):
     exercise = find(name)
+    values = [i for i, case in enumerate(exercise.cases) if case.kind == VALUES]
     for program in exercise.wrongs:
-        errors = {o.error for t in exercise.try_program(program) for o in t.transcript if o.error}
+        errors = {o.error for i in values for o in exercise.try_case(program, i).transcript if o.error}
         assert not {e.split(":")[0] for e in errors} & {"TypeError", "NameError", "AttributeError", "UnboundLocalError"}
 
 
@@ -234,6 +235,7 @@ def test_any_release_is_cut_place_by_place(heads, d_qk, d_v, width, bias, fused,
     ("labels-kept", ("head_map is {0: 0, 2: 2}", "expected {0: 0, 1: 2}")),
     ("head-count-stale", ("of 3 heads [0, 2] stay", "num_heads is 3", "expected 2")),
     ("one-fused-interval", ("qkv_proj.weight", "of old head", "channel")),
+    ("unsorted-accepted", ("prune_heads(state, [2, 0], num_heads=3, ...) was accepted", "retained")),
     ("half-applied", ("an error left a mixture", "state['q_proj.weight']")),
 ])
 def test_a_message_names_the_tensor_and_the_head(id_, words):

@@ -4,6 +4,7 @@ import torch
 from ... import expect, standard
 from ...exercise import CONTRACT, Exercise
 from ...lab import Mismatch
+from ...wording import spell
 from . import _release
 from ._prune_programs import RIGHTS
 from ._prune_wrongs import WRONGS
@@ -210,7 +211,12 @@ def _refuse(title, retained):
     @exercise.case(f"refuses retained heads that are {title}", CONTRACT)
     def probe(lab):
         state = coded_layer(A, True)
-        lab.raises(ValueError, "retained", "prune_heads", state, retained, *A[:3], optimizer=coded_moments(state))
+        args, kwargs = (state, retained, *A[:3]), {"optimizer": coded_moments(state)}
+        try:
+            lab.raises(ValueError, "retained", "prune_heads", *args, **kwargs)
+        except Mismatch as m:
+            spelled = f"prune_heads(state, {retained}, num_heads=3, ...)"
+            raise Mismatch(str(m).replace(spell("prune_heads", args, kwargs), spelled)) from None
         _untouched(lab, MIXTURE)
         expect.true(not lab.mutated, f"{MIXTURE}: a tensor that was passed in has other values")
     return probe
