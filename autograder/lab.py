@@ -92,7 +92,11 @@ class _Transport:
 
 
 class Lab:
-    """Calls to a learner's module. `transcript` holds every outcome, in order."""
+    """Calls to a learner's module. `transcript` holds every outcome, in order.
+
+    `mutated` names the calls that changed a tensor which they were given. `rearranged` holds the paths (of the
+    arguments) of lists and dicts whose entries a call replaced; whether that is a fault is for a case to say.
+    """
 
     def __init__(self, transport: _Transport):
         self._transport = transport
@@ -102,6 +106,7 @@ class Lab:
         """Start a new transcript: the next case."""
         self.transcript: list[Observation] = []
         self.mutated: list[str] = []
+        self.rearranged: list[str] = []
         self.signature: tuple | None = None
         self._called = False
         self.last: Answer | None = None
@@ -247,6 +252,7 @@ class Lab:
         reply, unpacker = self._exchange(body)
         if reply.get("mutated"):
             self.mutated.append(name)
+        self.rearranged += map(str, reply.get("rearranged") or [])
         return reply, unpacker
 
     def _exchange(self, body):

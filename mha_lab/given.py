@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .records_cross import *  # noqa: F403  the records of session 05
+from mha_lab.records_evidence import CLAIMS, KINDS, SPLITS, STEPS, Evidence, Release, Step
 
 
 def attend(q: Float[Tensor, "B H T D"], k: Float[Tensor, "B H S D"], v: Float[Tensor, "B H S D_v"],

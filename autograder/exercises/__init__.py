@@ -47,6 +47,7 @@ SESSIONS = (
     Session("05-cross-attention", "Cross-attention", "cross", 90),
     Session("06-grouped-cache", "Grouped heads and cache", "grouped", 80),
     Session("09-changed-heads", "Changed heads", "variants", 90),
+    Session("08-head-evidence", "Head evidence", "evidence", 75),
 )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from . import histories, ranks, specimens
+from . import containers, histories, ranks, specimens
 from .batched import sample_by_sample
 from .counting import Counter
 from .given_records import given_record
@@ -40,6 +40,7 @@ class Executor:
         function = self._resolve(request["name"]) if target is None else getattr(target, request["name"])
         before = [(t, t._version, _clone(t.detach())) for t in unpacker.tensors]
         args, kwargs = request["args"], request["kwargs"]
+        frame = containers.frame([*args, kwargs])
         self._last = None
         torch.default_generator.manual_seed(request.get("seed", 0))
         counter = Counter() if request.get("count") else None
@@ -58,14 +59,15 @@ class Executor:
                    if t._version != version or not _equal_nan(t.detach(), copy)]
         if request.get("restores"):
             mutated = []
+        rearranged = containers.rearranged(frame)
         if error:
-            return self._reply({"error": error, "mutated": mutated})
+            return self._reply({"error": error, "mutated": mutated, "rearranged": rearranged})
         known = {t.untyped_storage().data_ptr(): unpacker.layouts[id(t)].storage for t in unpacker.tensors
                  if t.untyped_storage().data_ptr()}
         packer = Packer(layouts=False, known=known, handles=self._handles, limit=self._limit)
         tree = packer.pack(value)
         self._last = (packer.tensors, unpacker.tensors, target)
-        facts = {"value": tree, "mutated": mutated}
+        facts = {"value": tree, "mutated": mutated, "rearranged": rearranged}
         if counter:
             facts["counts"] = counter.facts(known)
         if request.get("restores"):

@@ -94,6 +94,8 @@ class Packer:
             return {"t": self._tensor(value)}
         if isinstance(value, (Handle, Callback)):
             return {"h" if isinstance(value, Handle) else "fn": value.id}
+        if isinstance(value, torch.Generator):
+            return {"g": value.initial_seed()}
         if isinstance(value, torch.dtype):
             return {"dtype": str(value).removeprefix("torch.")}
         if isinstance(value, Record):
@@ -231,6 +233,8 @@ class Unpacker:
                 return self._callback(body)
             case "dtype":
                 return _DTYPES[body]
+            case "g":
+                return torch.Generator().manual_seed(int(body))
             case "x":
                 return Opaque(str(body[0]), str(body[1]))
         raise WireError(f"unknown node {code!r}")
