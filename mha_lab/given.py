@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .records_cross import *  # noqa: F403  the records of session 05
-from mha_lab.records_evidence import CLAIMS, KINDS, SPLITS, STEPS, Evidence, Release, Step
+from .records_cross import *  # noqa: F403  of session 05
+from .records_evidence import CLAIMS, KINDS, SPLITS, STEPS, Evidence, Release, Step  # noqa: F401  of session 08
 
 
 def attend(q: Float[Tensor, "B H T D"], k: Float[Tensor, "B H S D"], v: Float[Tensor, "B H S D_v"],
