@@ -95,6 +95,29 @@ def test_an_answer_of_another_kind_is_a_failure_with_a_name_for_the_place():
     assert "selected has shape [2, 7, 2], expected [B,T,H_r] [2, 7, 5]" in exercise.try_case(places, 0).message
 
 
+FAILURES = {
+    "boundary padding left out": ("overlap_heads", "ends-narrowed"),
+    "overlap counted as free view state": ("variant_ledger", "overlap-free"),
+    "one H everywhere": ("talking_heads_attention", "one-head-count"),
+    "P_l behind the softmax": ("talking_heads_attention", "mixed-after-softmax"),
+    "mixed weights called a probability": ("talking_heads_attention", "weights-renormalised"),
+    "a map for every pair stored": ("compose_dynamic", "dense-map"),
+    "composed after minus infinity": ("compose_dynamic", "composed-after-mask"),
+    "grouped composition called the full one": ("compose_dynamic", "composed-within-groups"),
+    "shared heads missing in the active part": ("variant_ledger", "routed-fraction"),
+    "a dense mask called sparse": ("variant_ledger", "mask-as-sparse"),
+    "a compressed basis called exact": ("classic_as_collaborative", "compressed-basis"),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_failure_that_has_the_right_shape_is_a_wrong_program(failure):
+    """Two failures are claims about a checkpoint and no program: zeros in W_O are measured below, the two routers of
+    one name are told apart in the text."""
+    name, id_ = FAILURES[failure]
+    assert id_ in find(name).wrong_ids
+
+
 # --- the record formats ---
 
 def test_a_record_is_a_plain_mapping_with_the_keys_of_the_contract():
