@@ -37,7 +37,8 @@ def _check(lab, q_len, k_len):
         sees, here = (got[t] != 0).nonzero()[:, 0].tolist(), t + k_len - q_len
         raise Mismatch(f"with {k_len - q_len} cached keys, query {t} sees the keys {sees}; it stands at position "
                        f"{here} and key {s} {'is later' if s > here else 'is not later'}")
-    expect.dtype(got, torch.bool, "the mask")
+    expect.true(got.dtype == torch.bool, f"the mask is {str(got.dtype)[6:]}; visibility is boolean, a number would be "
+                                         "added to a score")
 
 
 def _case(title, sizes):

@@ -44,7 +44,8 @@ def _tried(lab, histories):
 def _message(d: Difference) -> str:
     """The shortest sequence that tells program and contract apart, and both outcomes of its last call."""
     state = d.before[0]
-    return (f"in state {state}, after {spelled(d.history[:-1]) or 'nothing'}: {spelled(d.history[-1:])} "
+    start = f"in state {state}, after {spelled(d.history[:-1])}" if d.history[1:] else "on a new object"
+    return (f"{start}: {spelled(d.history[-1:])} "
             f"{_did(d.got, state)}; the contract {_asks(d.want, state)}")
 
 

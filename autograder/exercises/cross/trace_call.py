@@ -55,7 +55,7 @@ def _check(lab, kind, sizes):
         for key, value in wanted.items():
             mine = tuple(here[key]) if isinstance(here[key], (list, tuple)) else here[key]
             if mine != value:
-                axes = f", axes [{AXES[key]}]" if key in AXES else ""
+                axes = f", axes [{AXES[key]}]" if part == "shapes" else ""
                 raise Mismatch(f"{kind}: the {part[:-1]} of {key} is {here[key]!r}, expected {value!r}{axes}")
 
 
