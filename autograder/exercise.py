@@ -87,7 +87,8 @@ class Exercise:
 
     `step` is its place in the session; `hides` says which fault would not show at which size; `tensor` exercises share
     the standard checks and faults of standard.py, but for the faults in `exempt`, which they cannot have. Where
-    `replayed` is false a program is recognised by facts alone: it is not run again where there may be threads.
+    `replayed` is false a program is recognised by facts alone: it is not run again where there may be threads. `triton` is the mode in which the worker
+    will import Triton ("interpret"), if it does.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Exercise:
     hides: str = ""
     session: str = ""
     module: str = ""
+    triton: str = ""
     cases: list[Case] = field(default_factory=list)
     rights: list[Program] = field(default_factory=list)
     wrongs: list[Program] = field(default_factory=list)
@@ -196,12 +198,26 @@ class Exercise:
         key = program.label, index
         with _replays:
             if key not in self._trials:
-                lab = in_process(program.namespace)
+                lab = self.known_lab(program)
                 try:
                     self._trials[key] = self.attempt(self.cases[index], lab)
                 finally:
                     lab.close()
             return self._trials[key]
+
+    def known_lab(self, program: Program) -> Lab:
+        """A lab over a known program. Trusted: it runs in this process."""
+        return in_process(program.namespace)
+
+    def unavailable(self) -> str:
+        """Why this exercise cannot be checked on this machine, or "". Such a check is neither passed nor failed."""
+        return ""
+
+    def afterwards(self, report, noted: Mapping[str, Any], open_lab: Callable[..., Lab]) -> None:
+        """What else is found out about a program that passed all cases; written into its Report.
+
+        `noted` is what the cases measured (`lab.noted`); `open_lab(mode)` is a lab in a fresh child.
+        """
 
     @cached_property
     def _trials(self) -> dict[tuple[str, int], Trial]:

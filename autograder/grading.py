@@ -60,16 +60,20 @@ class Grader:
 
     def _check(self, exercise: Exercise, folder: Path) -> Report:
         report = Report(exercise.name, exercise.session, "passed", exercise.points, exercise.points)
+        if why := exercise.unavailable():
+            report.status, report.score, report.note = "not_measured", 0, why
+            return report
         trials: list[Trial] = []
         status, why = "", ""
-        lab = None
+        lab, noted = None, {}
         try:
             files = labs.read_lab(folder, exercise.module)
             for case in exercise.cases:
                 if lab is None:
-                    lab = labs.in_worker(self._sandbox, exercise.module, files)
+                    lab = labs.in_worker(self._sandbox, exercise.module, files, exercise.triton)
                 lab.begin()
                 trials.append(exercise.attempt(case, lab))
+                noted |= lab.noted
         except labs.NotStarted as e:
             status, why = "not_started", str(e)
         except labs.Gone as e:
@@ -81,6 +85,9 @@ class Grader:
         if report.status == "passed" and exercise.timing:
             self._timer = self._timer or Timer("required" if self.walled else "off")
             enter(report, exercise, lambda: self._timer.judge(exercise, files))
+        if report.status == "passed":
+            exercise.afterwards(report, noted, lambda mode, sandbox=None: labs.in_worker(
+                sandbox or self._sandbox, exercise.module, files, mode))
         return report
 
     @staticmethod

@@ -100,6 +100,7 @@ class Lab:
 
     def __init__(self, transport: _Transport):
         self._transport = transport
+        self.noted: dict[str, Any] = {}  # what cases measured, for the Report
         self.begin()
 
     def begin(self) -> None:
@@ -111,7 +112,7 @@ class Lab:
         self._called = False
         self.last: Answer | None = None
 
-    def call(self, name: str, *args, watch: tuple[str, ...] = (), count: bool = False, seed: int = 0,
+    def call(self, name: str, *args, watch: tuple[str, ...] = (), count: bool | str = False, seed: int = 0,
              restores: bool = False, **kwargs):
         """The value of `name(*args, **kwargs)`; Mismatch if it raises. Details of the answer are in `self.last`.
 
@@ -255,7 +256,7 @@ class Lab:
         if on is not None:
             body["on"] = on
         if count:
-            body["count"] = True
+            body["count"] = count
         reply, unpacker = self._exchange(body)
         if reply.get("mutated"):
             self.mutated.append(name)
@@ -309,8 +310,11 @@ def in_process(namespace: Mapping[str, Any]) -> Lab:
     return Lab(transport)
 
 
-def in_worker(sandbox, module: str, files: Mapping[str, bytes]) -> Lab:
-    """A lab in a fresh sandboxed child. Gone if the module cannot be imported or the child dies."""
+def in_worker(sandbox, module: str, files: Mapping[str, bytes], triton: str = "") -> Lab:
+    """A lab in a fresh sandboxed child. Gone if the module cannot be imported or the child dies.
+
+    triton: the mode in which the child will import it, "interpret" or "compile"; a process has one mode only.
+    """
     channel = sandbox.open()
     limits = sandbox.limits
     deadline = time.monotonic() + limits.wall
@@ -334,7 +338,7 @@ def in_worker(sandbox, module: str, files: Mapping[str, bytes]) -> Lab:
     lab = Lab(transport)
     encoded = {name: base64.b64encode(text).decode() for name, text in files.items()}
     try:
-        body, _ = lab._exchange({"module": module, "files": encoded})
+        body, _ = lab._exchange({"module": module, "files": encoded, "triton": triton})
         if error := body.get("import_error"):
             _refuse_import(module, error)
     except BaseException:

@@ -8,7 +8,7 @@ import torch
 
 from . import containers, histories, ranks, specimens
 from .batched import sample_by_sample
-from .counting import Counter
+from .counting import counter_for
 from .given_records import given_record
 from .recompute import two_passes
 from .turns import Turns
@@ -45,7 +45,7 @@ class Executor:
         frame = containers.frame([*args, kwargs])
         self._last = None
         torch.default_generator.manual_seed(request.get("seed", 0))
-        counter = Counter() if request.get("count") else None
+        counter = counter_for(request.get("count"), unpacker.tensors)
         error = value = None
         try:
             if counter:
@@ -140,6 +140,12 @@ class Executor:
         if request["how"] == "take":
             return self._reply(self._turns.take(self._resolve(request["name"]), request))
         return self._reply({"echo": self._turns.echo, "intact": self._turns.intact}[request["how"]](request))
+
+    def _triton(self, request, unpacker):
+        """A function's kernels compiled, or timed on a GPU: see triton_device.py."""
+        from . import triton_device
+        function = self._resolve(request["name"])
+        return self._reply(getattr(triton_device, request["how"])(function, request, unpacker.tensors))
 
     def _specimen(self, request, unpacker):
         """A module from a plain recipe; see specimens.py."""

@@ -161,7 +161,7 @@ def _limit(limits: dict, walls: bool) -> None:
               resource.RLIMIT_FSIZE: limits["file_bytes"], resource.RLIMIT_CORE: 0}
     if walls:  # without a namespace of its own, this would count every process of the user
         bounds[resource.RLIMIT_NPROC] = limits["processes"]
-    if os.path.exists("/proc/self/statm"):
+    if limits["memory"] and os.path.exists("/proc/self/statm"):
         with open("/proc/self/statm") as f:
             bounds[resource.RLIMIT_AS] = limits["memory"] + int(f.read().split()[0]) * resource.getpagesize()
     for kind, bound in bounds.items():
