@@ -87,8 +87,8 @@ class Exercise:
 
     `step` is its place in the session; `hides` says which fault would not show at which size; `tensor` exercises share
     the standard checks and faults of standard.py, but for the faults in `exempt`, which they cannot have. Where
-    `replayed` is false a program is recognised by facts alone: it is not run again where there may be threads. `triton` is the mode in which the worker
-    will import Triton ("interpret"), if it does.
+    `replayed` is false a program is recognised by facts alone: it is not run again where there may be threads. `triton`
+    is the mode in which the worker will import Triton ("interpret"), if it does.
     """
 
     name: str

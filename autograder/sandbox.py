@@ -26,7 +26,7 @@ class SandboxError(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on one exercise's process tree. Seconds and bytes; memory=0 is no bound (a GPU maps far more than it uses)."""
+    """Bounds on one exercise's process tree. Seconds and bytes; memory=0: no bound, as a GPU needs."""
 
     wall: float = 20.0
     cpu: int = 20

@@ -110,7 +110,7 @@ def sound(lab: Lab) -> None:
         raise Mismatch(race(facts["races"][0]))
     if not facts["launches"]:
         raise Mismatch("no Triton kernel was launched: the work of this exercise is done inside one")
-    if used := sorted(FALLBACKS & facts["operators"].keys()) or [o for o in facts["operators"] if "attention" in o]:
+    if used := sorted(o for o in facts["on_inputs"] if o in FALLBACKS or "attention" in o):
         raise Mismatch(f"torch did the work (it ran {', '.join(used)}); it belongs inside a kernel")
 
 
@@ -136,7 +136,8 @@ def race(first: Mapping[str, Any]) -> str:
     """A race between programs, in words."""
     did = "stores other numbers to" if first["kind"] == "store" else "loads"
     return (f"a race: in {first['kernel']}, program {first['program']} {did} element {first['element']} of "
-            f"`{first['argument']}`, which program {first['other']} stored in the same launch; programs run in no order")
+            f"`{first['argument']}`, which program {first['other']} stored in the same launch; programs run in "
+            "no order")
 
 
 def traffic(lab: Lab, minimum: int, most: float, why: str) -> float:
@@ -285,8 +286,8 @@ def summary(timing: Mapping[str, Any]) -> str:
         shared = max(k["shared"] for k in timing["compiled"])
         parts.append(f"Compiled for sm_80 and sm_90; largest shared memory {shared:,} bytes.")
     if timing["status"] == "measured":
-        parts.append(f"{timing['device']}: {timing['seconds'] * 1e6:.1f} µs, {timing['of_roofline']:.0%} of the speed of a "
-                     "copy of its bytes.")
+        parts.append(f"{timing['device']}: {timing['seconds'] * 1e6:.1f} µs, {timing['of_roofline']:.0%} of the speed "
+                     "of a copy of its bytes.")
     elif timing["reason"]:
         parts.append(f"GPU time: {timing['status'].replace('_', ' ')} ({timing['reason']}).")
     return " ".join(parts)

@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 import sys
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,8 +32,9 @@ def _process() -> tuple[subprocess.Popen, socket.socket]:
     root = str(Path(__file__).resolve().parent.parent)
     start = (f"import sys; sys.path.insert(0, {root!r}); from autograder.triton_replay import serve; "
              f"serve({theirs.fileno()})")
+    environment = {"TRITON_INTERPRET": "1", "MHA_TRITON_REPLAY": "1", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([sys.executable, "-c", start], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                               env=os.environ | {"TRITON_INTERPRET": "1", "MHA_TRITON_REPLAY": "1", "OMP_NUM_THREADS": "1"})
+                               env=os.environ | environment)
     theirs.close()
     atexit.register(_end, process, ours)
     return process, ours
@@ -65,6 +67,7 @@ def serve(descriptor: int) -> None:
     from .standard import shared_faults
     from .worker.executor import Executor
 
+    warnings.simplefilter("ignore")  # NaN and overflow are what wrong programs are made of
     torch.set_num_threads(1)
     channel = socket.socket(fileno=descriptor)
     programs: dict[tuple[str, str], dict] = {}

@@ -238,7 +238,8 @@ def gqa_decode_triton(q: Float[Tensor, "B H 1 D"], k_cache: Float[Tensor, "B G S
 def roofline(flops: float, bytes_moved: float, peak_flops: float, peak_bandwidth: float) -> dict[str, float | str]:
     """The least time that a machine needs for work of this size, and what bounds it.
 
-    flops: operations. bytes_moved: bytes, not elements. peak_flops: operations a second. peak_bandwidth: bytes a second.
+    flops: operations. bytes_moved: bytes, not elements. peak_flops: operations a second. peak_bandwidth: bytes
+    a second.
     Returns intensity (FLOPs per byte), bound ("compute" or "memory"; "compute" at the ridge itself) and seconds.
     Raises ValueError "positive" unless all four are positive. Source: Williams, Waterman, Patterson (2009).
     """

@@ -27,7 +27,8 @@ def compile_kernels(function: Callable, request: dict, tensors: Sequence[torch.T
     original = JITFunction.run
 
     def run(kernel, *args, grid, warmup, **kwargs):
-        fact = {"kernel": kernel.fn.__name__, "variant": number, "target": arch, "seconds": 0.0, "shared": None, "error": None}
+        fact = {"kernel": kernel.fn.__name__, "variant": number, "target": arch, "seconds": 0.0, "shared": None,
+                "error": None}
         began = _clock()
         try:
             made = original(kernel, *args, grid=grid, warmup=True, **kwargs)
@@ -43,7 +44,7 @@ def compile_kernels(function: Callable, request: dict, tensors: Sequence[torch.T
 
     failure = None
     work = [(arch, number, args) for number, args in enumerate(request["variants"]) for arch in request["targets"]]
-    for arch, number, args in work:
+    for arch, number, args in work:  # noqa: B007  (`run` reads it)
         driver.set_active(_NoDevice(arch, GPUTarget("cuda", arch, 32)))
         JITFunction.run = run
         try:

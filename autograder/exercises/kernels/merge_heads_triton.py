@@ -22,10 +22,10 @@ exercise = TritonExercise(
     exempt=("detaches-graph",),
     hides="64 tokens and heads of width 16 fill their blocks: no mask would be missed; contiguous heads hide assumed "
           "strides; H=1 or T=1 hides a flat copy",
-    hints=("It is the way back: packed[b,t,h·D+d] = heads[b,h,t,d]. Which of the two sides has strides that you know, and "
-           "which has strides that you are given?",
-           "After a split by `view` and `transpose`, heads are not contiguous: all four strides of heads.stride() go to "
-           "the kernel.",
+    hints=("It is the way back: packed[b,t,h·D+d] = heads[b,h,t,d]. Which of the two sides has strides that you know, "
+           "and which has strides that you are given?",
+           "After a split by `view` and `transpose`, heads are not contiguous: all four strides of heads.stride() go "
+           "to the kernel.",
            "In the output, head h begins at channel h·D of its token's row, and the row of token t begins at "
            "(b·T + t)·H·D."))
 

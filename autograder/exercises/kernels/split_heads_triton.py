@@ -21,10 +21,10 @@ exercise = TritonExercise(
     hides="64 tokens and heads of width 16 fill their blocks: no mask would be missed; a contiguous input hides "
           "assumed strides; H=1 or T=1 hides a flat copy",
     hints=("heads[b,h,t,d] = packed[b,t,h·D+d]. Give one program one batch entry, one head and a block of tokens.",
-           "An address is a sum: base + b·stride_b + t·stride_t + c·stride_c. The strides come from packed.stride(), and "
-           "those of the output from its shape.",
-           "t = block·BLOCK + tl.arange(0, BLOCK) may pass the last token, and d may pass D where D is no power of two. "
-           "Mask both, in the load and in the store."))
+           "An address is a sum: base + b·stride_b + t·stride_t + c·stride_c. The strides come from packed.stride(), "
+           "and those of the output from its shape.",
+           "t = block·BLOCK + tl.arange(0, BLOCK) may pass the last token, and d may pass D where D is no power of "
+           "two. Mask both, in the load and in the store."))
 
 
 def oracle(packed, num_heads):
