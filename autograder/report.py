@@ -123,7 +123,9 @@ class Report:
 
 
 def time_line(timing: Mapping[str, Any]) -> str:
-    """What the clock found, in one line (see timing.Verdict)."""
+    """What the clock found, in one line (see timing.Verdict and triton_lab.summary)."""
+    if "line" in timing:
+        return timing["line"]
     if timing.get("ratio") is None:
         return f"time: not measured ({timing.get('reason', '')})"
     low, high = timing["band"]

@@ -21,7 +21,7 @@ import torch
 from . import triton_replay
 from .exercise import Exercise
 from .lab import Gone, Lab, Mismatch, NotStarted, Observation
-from .report import CaseResult, Report
+from .report import CaseResult, Diagnosis, Report
 from .sandbox import Limits, Sandbox, SandboxError
 
 INSTALL = 'not available here: Triton is not installed. pip install "mha-course[kernels]" adds it (Linux, about 200 MB)'
@@ -30,6 +30,14 @@ CARDS = {80: "sm_80 (A100)", 90: "sm_90 (H100)"}
 COMPILES = "it compiles for sm_80 and sm_90, within the shared memory of these cards"
 TIMED = "its time on this GPU"
 FALLBACKS = {"_softmax", "_safe_softmax", "softmax", "mm", "bmm", "addmm", "baddbmm", "mv", "dot", "matmul", "einsum"}
+FAULTS = {
+    "does-not-compile": "The interpreter is Python and runs what a compiler refuses: a kernel has fixed types and shapes, "
+                        "and names only constants of the module.",
+    "shared-memory-exceeded": "The blocks that a program holds do not fit the memory that it has on a card: smaller "
+                              "blocks, or fewer stages.",
+    "tf32-surprise": "On a GPU `tl.dot` multiplies float32 in TF32, with 10 bits of mantissa, unless it is told "
+                     "`input_precision=\"ieee\"`. The interpreter always computes in full, so that the difference shows "
+                     "up on the card only."}
 GPU_LIMITS = Limits(wall=120, cpu=120, memory=0)
 
 
@@ -72,20 +80,23 @@ class TritonExercise(Exercise):
 
     def afterwards(self, report: Report, noted: Mapping[str, Any], open_lab: Callable[..., Lab]) -> None:
         """What is asked of a program that is right: that it compiles, and how fast it is where that can be measured."""
-        report.timing = {"status": "not_measured", "reason": "", "traffic": noted.get("traffic"), "compiled": [],
+        report.timing = {"verdict": "not_measured", "reason": "", "traffic": noted.get("traffic"), "compiled": [],
                          "device": None}
         compiled = judge_compilation(self, open_lab)
         report.timing["compiled"] = compiled.kernels
         report.cases.append(CaseResult(COMPILES, "failed" if compiled.fault else "passed", compiled.fault))
         if compiled.fault:
             report.status, report.score = "failed", 0
+            if compiled.name:
+                report.diagnosis = Diagnosis([compiled.name], compiled.name.replace("-", " "), FAULTS[compiled.name],
+                                             compiled.fault)
         elif not torch.cuda.is_available():
             report.timing["reason"] = "no CUDA device on this machine; the time of the interpreter says nothing"
         else:
             report.timing |= judge_time(self, open_lab)
-            ends = {"measured": "passed"}.get(report.timing["status"], "not_measured")
+            ends = {"measured": "passed"}.get(report.timing["verdict"], "not_measured")
             report.cases.append(CaseResult(TIMED, ends, report.timing["reason"]))
-        report.note = report.note or summary(report.timing)
+        report.timing["line"] = summary(report.timing)
 
 
 # ---- in the interpreter
@@ -180,8 +191,11 @@ def guarded(tensor: torch.Tensor, row_gap: int = 0, band: int = 160) -> torch.Te
 
 @dataclass
 class Compiled:
+    """What was compiled, and the first fault: its name (a key of FAULTS) and its evidence."""
+
     kernels: list[dict]
     fault: str = ""
+    name: str = ""
 
 
 def judge_compilation(exercise: TritonExercise, open_lab: Callable[..., Lab],
@@ -211,12 +225,18 @@ def _compiled(body, dtypes) -> Compiled:
         if fact["error"]:
             made.fault = (f"{fact['kernel']} does not compile for {card} with {dtype} inputs, although the interpreter "
                           f"runs it: {fact['error'][:400]}")
+            made.name = "does-not-compile"
             return made
         made.kernels.append({"kernel": fact["kernel"], "target": fact["target"], "dtype": dtype,
                              "shared": fact["shared"], "seconds": round(fact["seconds"], 3)})
         if fact["shared"] > limit:
             made.fault = (f"{fact['kernel']} asks for {fact['shared']:,} bytes of shared memory on {card}, where one "
-                          f"program has at most {limit:,}: smaller blocks, or fewer stages")
+                          f"program has at most {limit:,}")
+            made.name = "shared-memory-exceeded"
+            return made
+        if fact["tf32"] and dtypes[fact["variant"]] == torch.float32:
+            made.fault = f"the code of {fact['kernel']} for {card} multiplies float32 numbers in TF32"
+            made.name = "tf32-surprise"
             return made
     if not body["kernels"]:
         made.fault = f"no kernel was launched while it was compiled{': ' + body['error'] if body['error'] else ''}"
@@ -248,7 +268,7 @@ def judge_time(exercise: TritonExercise, open_lab: Callable[..., Lab], calls: in
             bodies.append(body)
         lab.close()
     except (Gone, NotStarted, SandboxError) as e:
-        return {"status": "not_measured", "reason": f"the GPU could not be used: {e}"}
+        return {"verdict": "not_measured", "reason": f"the GPU could not be used: {e}"}
     finally:
         sandbox.close()
     return conclude_time(bodies[-1], (walls[2] - walls[1]) / calls, work, variants, 2 * calls)
@@ -258,23 +278,23 @@ def conclude_time(body: Mapping[str, Any], wall: float, work: Workload, variants
                   calls: int) -> dict[str, Any]:
     """A verdict on what a GPU worker sent: measured, invalid, inconclusive or not_measured, with the reason."""
     if "seconds" not in body:
-        return {"status": "not_measured", "reason": f"the call failed on the GPU: {body['error']['message'][:300]}"}
+        return {"verdict": "not_measured", "reason": f"the call failed on the GPU: {body['error']['message'][:300]}"}
     for outputs, variant in zip(body["outputs"], (variants[0], variants[(calls - 1) % len(variants)]), strict=True):
         wanted = variant.oracle(*variant.args, **variant.kwargs)
         for got, want in zip(outputs, wanted, strict=True):
             if got.shape != want.shape or not torch.allclose(got.double(), want.double(), rtol=work.tolerance,
                                                              atol=work.tolerance):
-                return {"status": "invalid", "reason": "the output of a timed call is wrong on the GPU"}
+                return {"verdict": "invalid", "reason": "the output of a timed call is wrong on the GPU"}
     seconds = statistics.median(body["seconds"])
     floor = work.minimum / body["copy_bandwidth"]
     fact = {"device": body["device"], "seconds": seconds, "wall_seconds": wall, "minimum_bytes": work.minimum,
             "flops": work.flops, "copy_bandwidth": body["copy_bandwidth"], "of_roofline": floor / max(seconds, 1e-12)}
     if fact["of_roofline"] > 1:
-        return fact | {"status": "invalid", "reason": "it would be faster than its bytes can be copied: above 100 % of "
+        return fact | {"verdict": "invalid", "reason": "it would be faster than its bytes can be copied: above 100 % of "
                                                       "the roofline no time is believed"}
     if seconds > 1.2 * wall or seconds < 0.02 * wall:
-        return fact | {"status": "inconclusive", "reason": "the device's clock and this process's clock do not agree"}
-    return fact | {"status": "measured", "reason": ""}
+        return fact | {"verdict": "inconclusive", "reason": "the device's clock and this process's clock do not agree"}
+    return fact | {"verdict": "measured", "reason": ""}
 
 
 def summary(timing: Mapping[str, Any]) -> str:
@@ -285,9 +305,9 @@ def summary(timing: Mapping[str, Any]) -> str:
     if timing["compiled"]:
         shared = max(k["shared"] for k in timing["compiled"])
         parts.append(f"Compiled for sm_80 and sm_90; largest shared memory {shared:,} bytes.")
-    if timing["status"] == "measured":
+    if timing["verdict"] == "measured":
         parts.append(f"{timing['device']}: {timing['seconds'] * 1e6:.1f} µs, {timing['of_roofline']:.0%} of the speed "
                      "of a copy of its bytes.")
     elif timing["reason"]:
-        parts.append(f"GPU time: {timing['status'].replace('_', ' ')} ({timing['reason']}).")
+        parts.append(f"GPU time: {timing['verdict'].replace('_', ' ')} ({timing['reason']}).")
     return " ".join(parts)

@@ -8,6 +8,7 @@ import os
 
 import torch
 
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler announces itself on stderr
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

@@ -155,6 +155,9 @@ def flash_attention_triton(q: Float[Tensor, "B H T D"], k: Float[Tensor, "B H S 
     Returns (heads in the dtype of q, the log-sum-exp of each row of scaled scores in float32). K and V are loaded
     once for a block of queries, not once for a query. Source: FlashAttention (Dao et al., 2022), online softmax
     (Milakov and Gimelshein, 2018). ImportError where Triton is not installed.
+
+    D is a power of two, at least 16. Products of float32 keep the precision of float32 on a GPU too, where `tl.dot`
+    takes TF32 unless input_precision="ieee".
     """
     ready()
     ### BEGIN SOLUTION
@@ -217,6 +220,8 @@ def gqa_decode_triton(q: Float[Tensor, "B H 1 D"], k_cache: Float[Tensor, "B G S
     Query head h reads key/value head h // R. Rows from `length` on hold anything, NaN too. A split may be empty. Parts
     are merged by their log-sum-exp, in PyTorch or in a second kernel. Each cached row is loaded once for its group,
     not once for a query head. Source: Flash-Decoding (Dao et al., 2023). ImportError where Triton is not installed.
+
+    D is a power of two, at least 16. Products of float32 keep the precision of float32 on a GPU too.
     """
     ready()
     ### BEGIN SOLUTION

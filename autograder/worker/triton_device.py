@@ -14,8 +14,8 @@ def compile_kernels(function: Callable, request: dict, tensors: Sequence[torch.T
     """Every kernel that `function(*args, **kwargs)` launches, for each args of `variants`, compiled for each of
     `targets` and never run.
 
-    Returns {"kernels": [{"kernel", "variant", "target", "seconds", "shared", "error"}], "error"}: shared memory in
-    bytes for one program; "error" of the whole is what the function itself raised (its numbers are those of empty
+    Returns {"kernels": [{"kernel", "variant", "target", "seconds", "shared", "tf32", "error"}], "error"}: shared
+    memory in bytes for one program; whether its code has TF32 products; "error" of the whole is what the function itself raised (its numbers are those of empty
     memory). It ends at the first kernel that does not compile.
     """
     import triton
@@ -28,11 +28,12 @@ def compile_kernels(function: Callable, request: dict, tensors: Sequence[torch.T
 
     def run(kernel, *args, grid, warmup, **kwargs):
         fact = {"kernel": kernel.fn.__name__, "variant": number, "target": arch, "seconds": 0.0, "shared": None,
-                "error": None}
+                "tf32": False, "error": None}
         began = _clock()
         try:
             made = original(kernel, *args, grid=grid, warmup=True, **kwargs)
-            fact["shared"] = made and int(made.metadata.shared)
+            fact["shared"] = int(made.metadata.shared)
+            fact["tf32"] = ".tf32" in str(made.asm.get("ptx", ""))
         except BaseException as e:
             fact["error"] = " ".join(f"{type(e).__name__}: {e}".split())[:600]
             raise

@@ -1,6 +1,8 @@
 """observe_backend: what was asked for, and what a trace saw, are two facts."""
 from __future__ import annotations
 
+import os
+
 import torch
 
 from ... import expect
@@ -8,6 +10,7 @@ from ...exercise import CONTRACT, Exercise
 from ...lab import Mismatch, Observation
 from ...standard import normal
 
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler announces itself on stderr
 METHODS = ("profiler", "dispatch")
 SIGNS = {"flash": ("_scaled_dot_product_flash_attention",), "efficient": ("_scaled_dot_product_efficient_attention",),
          "cudnn": ("_scaled_dot_product_cudnn_attention",),
