@@ -38,7 +38,7 @@ FAULTS = {
     "tf32-surprise": "On a GPU `tl.dot` multiplies float32 in TF32, with 10 bits of mantissa, unless it is told "
                      "`input_precision=\"ieee\"`. The interpreter always computes in full, so that the difference shows "
                      "up on the card only."}
-GPU_LIMITS = Limits(wall=120, cpu=120, memory=0)
+GPU_LIMITS = Limits(wall=120, cpu=120, memory=0, frame=2 << 30)  # inputs travel four times
 
 
 def missing() -> str:

@@ -104,7 +104,7 @@ def dtypes(lab):
 
 @exercise.workload
 def workload(size, seed, dtype):
-    b, h, g, rows, d, splits = (2, 12, 3, 80, 16, 3) if size == "small" else (16, 32, 8, 8192, 128, 8)
+    b, h, g, rows, d, splits = (2, 12, 3, 80, 16, 3) if size == "small" else (4, 32, 8, 8192, 128, 8)
     q = normal(b, h, 1, d, seed=seed).to(dtype)
     k, v = (normal(b, g, rows, d, seed=seed + i).to(dtype) for i in (1, 2))
     return Workload((q, k, v, rows - 3, splits), {}, (2 * q.numel() + 2 * b * g * (rows - 3) * d) * q.element_size(),
