@@ -35,8 +35,8 @@ def traffic_chart(traffic: Mapping[str, Any], name: str = "") -> go.Figure:
 def roofline_chart(timing: Mapping[str, Any], name: str = "", peak_flops: float | None = None) -> go.Figure:
     """FLOPs a second over FLOPs per byte: the slope of a measured copy, and the kernel's point under it.
 
-    timing: flops, minimum_bytes, seconds, copy_bandwidth, device. Without peak_flops only the slope is drawn, for it was
-    measured; a peak from a data sheet was not.
+    timing: flops, minimum_bytes, seconds, copy_bandwidth, device. Without peak_flops only the slope is drawn, for
+    that was measured; a peak from a data sheet was not.
     """
     import plotly.graph_objects as go
 

@@ -31,13 +31,13 @@ COMPILES = "it compiles for sm_80 and sm_90, within the shared memory of these c
 TIMED = "its time on this GPU"
 FALLBACKS = {"_softmax", "_safe_softmax", "softmax", "mm", "bmm", "addmm", "baddbmm", "mv", "dot", "matmul", "einsum"}
 FAULTS = {
-    "does-not-compile": "The interpreter is Python and runs what a compiler refuses: a kernel has fixed types and shapes, "
-                        "and names only constants of the module.",
+    "does-not-compile": "The interpreter is Python and runs what a compiler refuses: a kernel has fixed types and "
+                        "shapes, and names only constants of the module.",
     "shared-memory-exceeded": "The blocks that a program holds do not fit the memory that it has on a card: smaller "
                               "blocks, or fewer stages.",
     "tf32-surprise": "On a GPU `tl.dot` multiplies float32 in TF32, with 10 bits of mantissa, unless it is told "
-                     "`input_precision=\"ieee\"`. The interpreter always computes in full, so that the difference shows "
-                     "up on the card only."}
+                     "`input_precision=\"ieee\"`. The interpreter always computes in full, so that the difference "
+                     "shows up on the card only."}
 GPU_LIMITS = Limits(wall=120, cpu=120, memory=0, frame=2 << 30)  # inputs travel four times
 
 
@@ -290,8 +290,8 @@ def conclude_time(body: Mapping[str, Any], wall: float, work: Workload, variants
     fact = {"device": body["device"], "seconds": seconds, "wall_seconds": wall, "minimum_bytes": work.minimum,
             "flops": work.flops, "copy_bandwidth": body["copy_bandwidth"], "of_roofline": floor / max(seconds, 1e-12)}
     if fact["of_roofline"] > 1:
-        return fact | {"verdict": "invalid", "reason": "it would be faster than its bytes can be copied: above 100 % of "
-                                                      "the roofline no time is believed"}
+        return fact | {"verdict": "invalid", "reason": "it would be faster than its bytes can be copied: above 100 % "
+                                                      "of the roofline no time is believed"}
     if seconds > 1.2 * wall or seconds < 0.02 * wall:
         return fact | {"verdict": "inconclusive", "reason": "the device's clock and this process's clock do not agree"}
     return fact | {"verdict": "measured", "reason": ""}

@@ -14,9 +14,9 @@ def compile_kernels(function: Callable, request: dict, tensors: Sequence[torch.T
     """Every kernel that `function(*args, **kwargs)` launches, for each args of `variants`, compiled for each of
     `targets` and never run.
 
-    Returns {"kernels": [{"kernel", "variant", "target", "seconds", "shared", "tf32", "error"}], "error"}: shared
-    memory in bytes for one program; whether its code has TF32 products; "error" of the whole is what the function itself raised (its numbers are those of empty
-    memory). It ends at the first kernel that does not compile.
+    Returns {"kernels": [{"kernel", "variant", "target", "seconds", "shared", "tf32", "error"}], "error"}: shared memory
+    in bytes for one program; whether its code has TF32 products; "error" of the whole is what the function itself raised
+    (its numbers are those of empty memory). It ends at the first kernel that does not compile.
     """
     import triton
     from triton.backends.compiler import GPUTarget

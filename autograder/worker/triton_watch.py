@@ -130,7 +130,7 @@ class Watch(TorchDispatchMode):
             return kernel.rewrite()(*args, **kwargs)
 
         function.run, function.__call__ = run, device_call
-        builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)  # asserts that check nothing here
+        builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)  # checked by nobody here
         builder.create_masked_load = self._load
         builder.create_masked_store = self._store
         builder.create_atomic_rmw = self._atomic
@@ -322,8 +322,8 @@ class Watch(TorchDispatchMode):
                            "other": self._place(other), "argument": argument.name, "element": element})
 
     def facts(self) -> dict[str, Any]:
-        """Plain data. Bytes: loaded and stored by kernels, moved by torch's operators. on_inputs: operators of torch that
-        saw an input, or what torch made of one. read: elements of each input that a kernel loaded."""
+        """Plain data. Bytes: loaded and stored by kernels, moved by torch's operators. on_inputs: operators of torch
+        that saw an input, or what torch made of one. read: elements of each input that a kernel loaded."""
         read = []
         for tensor in self._inputs:
             region = self._regions[tensor.untyped_storage().data_ptr()]

@@ -112,8 +112,8 @@ def test_an_online_softmax_without_a_fault_is_attention_for_every_block():
 def test_an_access_outside_is_said_with_its_element():
     fact = {"kind": "load", "kernel": "rows", "program": (3, 0, 0), "lanes": 28, "of": 128, "argument": "x",
             "element": 100, "elements": 100, "reach": 100}
-    assert outside(fact, 1) == ("out of bounds: in rows, program (3, 0, 0), a load of 128 elements: the first one outside "
-                                "is element 100 of `x`, which has 100")
+    assert outside(fact, 1) == ("out of bounds: in rows, program (3, 0, 0), a load of 128 elements: the first one "
+                                "outside is element 100 of `x`, which has 100")
     assert "is 2 before the start of `x`" in outside(fact | {"element": -2, "of": 1}, 3)
     assert "between the rows of `x`" in outside(fact | {"element": 7}, 1)
     assert "program (1, 0, 0) loads element 4 of `y`, which program (0, 0, 0) stored" in race(

@@ -25,12 +25,12 @@ exercise = TritonExercise(
     "gqa_decode_triton", step=90, points=5, minutes=18, difficulty=5, importance=4,
     summary="one query a head against `length` cached rows, keys split over programs, heads of a group together",
     exempt=("detaches-graph",),
-    hides="G = H or G = 1 hides a tiled head map; one split hides the merge; a full cache hides a wrong end; equal parts "
-          "hide an average; scores near 0 hide a merge without its maximum",
+    hides="G = H or G = 1 hides a tiled head map; one split hides the merge; a full cache hides a wrong end; equal "
+          "parts hide an average; scores near 0 hide a merge without its maximum",
     hints=("A program owns one group and one span of keys, and all R query heads of the group: then each cached row is "
            "loaded once.",
-           "Two parts, each divided by its own sum, cannot be averaged: the part that saw the larger scores weighs more. "
-           "Which one number per part says by how much?",
+           "Two parts, each divided by its own sum, cannot be averaged: the part that saw the larger scores weighs "
+           "more. Which one number per part says by how much?",
            "Store part/total and lse = maximum + log total for each split. Merge with weights exp(lse − largest lse), "
            "divided by their sum. An empty split stores zeros and −inf."))
 

@@ -23,8 +23,8 @@ exercise = Exercise(
           "operator hides a guess where there is none",
     hints=("Three facts: what was requested, what would be eligible, and what ran. This function reports the third.",
            "torch.profiler.profile records operators by name while fn() runs; key_averages() lists them.",
-           "Look for the operators that the docstring names, one for each backend. If none of them ran, observed is None: "
-           "attention by two matrix products is no backend."))
+           "Look for the operators that the docstring names, one for each backend. If none of them ran, observed is "
+           "None: attention by two matrix products is no backend."))
 
 # title: (recipe, requested, observed). What each call runs was read from traces of PyTorch 2.13 on a CPU.
 CALLS = {
