@@ -15,7 +15,7 @@ def compile_kernels(function: Callable, request: dict, tensors: Sequence[torch.T
     `targets` and never run.
 
     Returns {"kernels": [{"kernel", "variant", "target", "seconds", "shared", "tf32", "error"}], "error"}: shared memory
-    in bytes for one program; whether its code has TF32 products; "error" of the whole is what the function itself raised
+    in bytes for one program; whether its code has TF32 products; "error" of the whole is what the function raised
     (its numbers are those of empty memory). It ends at the first kernel that does not compile.
     """
     import triton
