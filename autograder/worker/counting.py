@@ -55,7 +55,6 @@ class Counter(TorchDispatchMode):
                 "contractions": sum(n for name, n in self.operators.items() if name in CONTRACTIONS),
                 "new_storages": list(self._new), "new_shapes": self._shapes,
                 "multiplied": sorted(number for pointer, number in numbers.items() if pointer in self._operands)}
-                "new_storages": list(self._new)}
 
 
 def counter_for(what, inputs):

@@ -321,7 +321,7 @@ class Watch(TorchDispatchMode):
         self.races.append({"kind": kind, "kernel": self._launch.kernel, "program": self._program(),
                            "other": self._place(other), "argument": argument.name, "element": element})
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self, known: Any = None) -> dict[str, Any]:
         """Plain data. Bytes: loaded and stored by kernels, moved by torch's operators. on_inputs: operators of torch
         that saw an input, or what torch made of one. read: elements of each input that a kernel loaded."""
         read = []
