@@ -63,13 +63,32 @@ class Trial:
     signature: tuple | None = None
 
 
+@dataclass(frozen=True)
+class Timing:
+    """How fast a right program has to be: at most `limit` times as slow as `reference`, on `device`.
+
+    Every call gets fresh tensors of these shapes by position: standard normal float32, or where the name is in
+    `masks`, booleans of which three quarters are True; then `fixed` by keyword. One turn of the clock is `calls` calls.
+    `reference` stands by itself: of its module it may use `math`, `torch` and `F` alone. See timing.py.
+    """
+
+    reference: Callable
+    limit: float
+    shapes: Mapping[str, tuple[int, ...]]
+    masks: tuple[str, ...] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    calls: int = 1
+    device: str = "cpu"
+
+
 @dataclass(eq=False)
 class Exercise:
     """Declared once, in a file of its own under autograder/exercises/<session's module>/.
 
     `step` is its place in the session; `hides` says which fault would not show at which size; `tensor` exercises share
     the standard checks and faults of standard.py, but for the faults in `exempt`, which they cannot have. Where
-    `replayed` is false a program is recognised by facts alone: it is not run again where there may be threads.
+    `replayed` is false a program is recognised by facts alone: it is not run again where there may be threads. `triton`
+    is the mode in which the worker will import Triton ("interpret"), if it does.
     """
 
     name: str
@@ -86,10 +105,12 @@ class Exercise:
     hides: str = ""
     session: str = ""
     module: str = ""
+    triton: str = ""
     cases: list[Case] = field(default_factory=list)
     rights: list[Program] = field(default_factory=list)
     wrongs: list[Program] = field(default_factory=list)
     recognisers: dict[str, Callable[[list[Trial]], bool]] = field(default_factory=dict)
+    timing: Timing | None = None
 
     def case(self, title: str, kind: str = VALUES):
         """Register the decorated `probe(lab)`. Cases run in the order of the file: values first, then promises."""
@@ -120,6 +141,13 @@ class Exercise:
             raise ValueError(f"{self.name}: the wrong program {program.__name__} needs its sentence (a docstring)")
         self.wrongs.append(self._program(program, id))
         return program
+
+    def timed(self, limit: float, shapes: Mapping[str, tuple[int, ...]], **more):
+        """Register the decorated function as what the exercise is timed against, once all cases pass. See Timing."""
+        def add(reference):
+            self.timing = Timing(reference, limit, shapes, **more)
+            return reference
+        return add
 
     def recognise(self, id: str):
         """Register `fits(trials) -> bool`: a wrong program that is known by a fact, where its spellings have no number.
@@ -170,12 +198,26 @@ class Exercise:
         key = program.label, index
         with _replays:
             if key not in self._trials:
-                lab = in_process(program.namespace)
+                lab = self.known_lab(program)
                 try:
                     self._trials[key] = self.attempt(self.cases[index], lab)
                 finally:
                     lab.close()
             return self._trials[key]
+
+    def known_lab(self, program: Program) -> Lab:
+        """A lab over a known program. Trusted: it runs in this process."""
+        return in_process(program.namespace)
+
+    def unavailable(self) -> str:
+        """Why this exercise cannot be checked on this machine, or "". Such a check is neither passed nor failed."""
+        return ""
+
+    def afterwards(self, report, noted: Mapping[str, Any], open_lab: Callable[..., Lab]) -> None:
+        """What else is found out about a program that passed all cases; written into its Report.
+
+        `noted` is what the cases measured (`lab.noted`); `open_lab(mode)` is a lab in a fresh child.
+        """
 
     @cached_property
     def _trials(self) -> dict[tuple[str, int], Trial]:

@@ -11,6 +11,7 @@ from .diagnosis import diagnose
 from .exercise import Exercise, Trial
 from .report import NOT_REACHED, CaseResult, Report
 from .sandbox import Limits, Sandbox
+from .timing import Timer, enter
 
 
 class Grader:
@@ -21,6 +22,7 @@ class Grader:
 
     def __init__(self, walls: str = "auto", limits: Limits | None = None, sandbox: Sandbox | None = None):
         self._sandbox = sandbox or Sandbox(walls, limits)
+        self._timer: Timer | None = None
 
     @property
     def walled(self) -> bool:
@@ -43,6 +45,9 @@ class Grader:
 
     def close(self) -> None:
         self._sandbox.close()
+        if self._timer is not None:
+            self._timer.close()
+            self._timer = None
 
     def check(self, exercises: Iterable[Exercise], folder: Path | str) -> list[Report]:
         """One Report an exercise, for the lab in `folder`/mha_lab."""
@@ -55,16 +60,20 @@ class Grader:
 
     def _check(self, exercise: Exercise, folder: Path) -> Report:
         report = Report(exercise.name, exercise.session, "passed", exercise.points, exercise.points)
+        if why := exercise.unavailable():
+            report.status, report.score, report.note = "not_measured", 0, why
+            return report
         trials: list[Trial] = []
         status, why = "", ""
-        lab = None
+        lab, noted = None, {}
         try:
             files = labs.read_lab(folder, exercise.module)
             for case in exercise.cases:
                 if lab is None:
-                    lab = labs.in_worker(self._sandbox, exercise.module, files)
+                    lab = labs.in_worker(self._sandbox, exercise.module, files, exercise.triton)
                 lab.begin()
                 trials.append(exercise.attempt(case, lab))
+                noted |= lab.noted
         except labs.NotStarted as e:
             status, why = "not_started", str(e)
         except labs.Gone as e:
@@ -72,7 +81,14 @@ class Grader:
         finally:
             if lab is not None:
                 lab.close()
-        return self._conclude(report, exercise, trials, status, why)
+        report = self._conclude(report, exercise, trials, status, why)
+        if report.status == "passed" and exercise.timing:
+            self._timer = self._timer or Timer("required" if self.walled else "off")
+            enter(report, exercise, lambda: self._timer.judge(exercise, files))
+        if report.status == "passed":
+            exercise.afterwards(report, noted, lambda mode, sandbox=None: labs.in_worker(
+                sandbox or self._sandbox, exercise.module, files, mode))
+        return report
 
     @staticmethod
     def _conclude(report: Report, exercise: Exercise, trials: list[Trial], status: str, why: str) -> Report:

@@ -22,6 +22,9 @@ __all__ = ["Lab", "Answer", "Observation", "Mismatch", "Gone", "Layout", "Rank",
            "in_process", "in_worker", "read_lab", "sizes_of"]
 
 
+TRITON_PATIENCE = 3  # an interpreter and a compiler take longer on a busy machine; CPU time stays bounded as for all
+
+
 class Mismatch(AssertionError):
     """What the learner's program did is not what the contract asks for. May carry a `Figure` (see report.py)."""
 
@@ -100,6 +103,7 @@ class Lab:
 
     def __init__(self, transport: _Transport):
         self._transport = transport
+        self.noted: dict[str, Any] = {}  # what cases measured, for the Report
         self.begin()
 
     def begin(self) -> None:
@@ -111,7 +115,7 @@ class Lab:
         self._called = False
         self.last: Answer | None = None
 
-    def call(self, name: str, *args, watch: tuple[str, ...] = (), count: bool = False, seed: int = 0,
+    def call(self, name: str, *args, watch: tuple[str, ...] = (), count: bool | str = False, seed: int = 0,
              restores: bool = False, **kwargs):
         """The value of `name(*args, **kwargs)`; Mismatch if it raises. Details of the answer are in `self.last`.
 
@@ -186,6 +190,13 @@ class Lab:
     def close(self) -> None:
         self._transport.close()
 
+    def send(self, header: bytes, blob: bytes) -> tuple[bytes, bytes]:
+        """One frame there and one back, as bytes: what a clock can stand around. Gone if there is none."""
+        try:
+            return self._transport.request(header, blob)
+        except WireError as e:
+            raise Gone(str(e)) from e
+
     def _refused(self, outcome, error, word, spelled):
         body, _ = outcome
         got = body.get("error")
@@ -248,7 +259,7 @@ class Lab:
         if on is not None:
             body["on"] = on
         if count:
-            body["count"] = True
+            body["count"] = count
         reply, unpacker = self._exchange(body)
         if reply.get("mutated"):
             self.mutated.append(name)
@@ -302,11 +313,15 @@ def in_process(namespace: Mapping[str, Any]) -> Lab:
     return Lab(transport)
 
 
-def in_worker(sandbox, module: str, files: Mapping[str, bytes]) -> Lab:
-    """A lab in a fresh sandboxed child. Gone if the module cannot be imported or the child dies."""
+def in_worker(sandbox, module: str, files: Mapping[str, bytes], triton: str = "") -> Lab:
+    """A lab in a fresh sandboxed child. Gone if the module cannot be imported or the child dies.
+
+    triton: the mode in which the child will import it, "interpret" or "compile"; a process has one mode only.
+    """
     channel = sandbox.open()
     limits = sandbox.limits
-    deadline = time.monotonic() + limits.wall
+    patience = limits.wall * (TRITON_PATIENCE if triton else 1)
+    deadline = time.monotonic() + patience
 
     def exchange(header, blob):
         try:
@@ -318,7 +333,7 @@ def in_worker(sandbox, module: str, files: Mapping[str, bytes]) -> Lab:
                     return reply
                 wire.send(channel, *_serve_callback(transport, *reply))
         except TimeoutError:
-            raise Gone(f"no answer within {limits.wall:g} s: a loop that never ends, or far too much work",
+            raise Gone(f"no answer within {patience:g} s: a loop that never ends, or far too much work",
                        "timeout") from None
         except (EOFError, ConnectionError, BrokenPipeError):
             raise Gone(_last_words(channel, limits)) from None
@@ -327,7 +342,7 @@ def in_worker(sandbox, module: str, files: Mapping[str, bytes]) -> Lab:
     lab = Lab(transport)
     encoded = {name: base64.b64encode(text).decode() for name, text in files.items()}
     try:
-        body, _ = lab._exchange({"module": module, "files": encoded})
+        body, _ = lab._exchange({"module": module, "files": encoded, "triton": triton})
         if error := body.get("import_error"):
             _refuse_import(module, error)
     except BaseException:

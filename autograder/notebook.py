@@ -46,6 +46,9 @@ def check(*names: str) -> None:
     for exercise, report in zip(exercises, reports, strict=True):
         kept.record(report)
         display(Panel(report, _hint_line(exercise, kept)))
+        if (report.timing or {}).get("traffic"):
+            from .charts import kernel_chart
+            display(kernel_chart(report.timing, exercise.name))
     if os.environ.get("NBGRADER_EXECUTION") == "validate" and any(r.status != "passed" for r in reports):
         raise AssertionError("; ".join(r.headline for r in reports if r.status != "passed"))
     if not _grader().walled and "walls" not in _said:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ class SandboxError(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on one exercise's process tree. Seconds and bytes."""
+    """Bounds on one exercise's process tree. Seconds and bytes; memory=0: no bound, as a GPU needs."""
 
     wall: float = 20.0
     cpu: int = 20
@@ -53,11 +54,11 @@ def _package_root() -> Path:
     return Path(__file__).resolve().parent.parent
 
 
-def _bwrap(control_fd: int) -> list[str]:
+def _bwrap(control_fd: int, environment: Mapping[str, str], gpu: bool = False) -> list[str]:
     """Read-only system and Python, the given part of mha_lab, the worker; nothing else of this machine."""
     command = ["bwrap", "--die-with-parent", "--new-session", "--unshare-pid", "--unshare-net", "--unshare-ipc",
                "--unshare-uts", "--unshare-cgroup-try", "--clearenv"]
-    for name, value in ENVIRONMENT.items():
+    for name, value in {**ENVIRONMENT, **environment}.items():
         command += ["--setenv", name, value]
     if os.getuid():
         command += ["--unshare-user"]
@@ -67,6 +68,9 @@ def _bwrap(control_fd: int) -> list[str]:
         elif os.path.exists(path):
             command += ["--ro-bind", path, path]
     command += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", SCRATCH]
+    if gpu:
+        for device in sorted(Path("/dev").glob("nvidia*")):
+            command += ["--dev-bind", str(device), str(device)]
     root = _package_root()
     prefixes = {Path(p).resolve() for p in (sys.prefix, sys.base_prefix)} - {Path("/usr")}
     for prefix in sorted(prefixes):
@@ -101,9 +105,11 @@ class Sandbox:
     """A warm parent and the channels to its children.
 
     walls: "required" (SandboxError without them), "auto" (a plain process where there are none), or "off".
+    environment: variables that the workers get beside the usual ones. gpu: NVIDIA devices are visible inside.
     """
 
-    def __init__(self, walls: str = "auto", limits: Limits | None = None):
+    def __init__(self, walls: str = "auto", limits: Limits | None = None,
+                 environment: Mapping[str, str] | None = None, gpu: bool = False):
         if walls not in ("required", "auto", "off"):
             raise ValueError(f"walls must be required, auto or off, not {walls!r}")
         able, self.description = walls_available() if walls != "off" else (False, "no walls, as asked")
@@ -111,7 +117,16 @@ class Sandbox:
             raise SandboxError(f"{self.description}. Learner code is not graded without walls; "
                                "install them, or ask for walls=\"off\" if you trust every submission.")
         self.walled, self.limits, self._warm = able, limits or Limits(), False
+        self._environment = dict(environment or {})
+        self._gpu = gpu
         self._process = self._control = self._plain_root = None
+
+    @property
+    def pid(self) -> int:
+        """The process above all workers. SandboxError before `prepare`."""
+        if self._process is None:
+            raise SandboxError("no worker was started yet")
+        return self._process.pid
 
     def prepare(self) -> None:
         """Start the warm parent without waiting for it."""
@@ -123,12 +138,13 @@ class Sandbox:
         ours, theirs = socket.socketpair()
         theirs.set_inheritable(True)
         if self.walled:
-            command = _bwrap(theirs.fileno())
+            command = _bwrap(theirs.fileno(), self._environment, self._gpu)
         else:
             self._plain_root = tempfile.TemporaryDirectory(prefix="mha-lab-")
             command = _python(str(_package_root()), theirs.fileno(), "plain")
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+                                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+                                         env={**os.environ, **self._environment})
         theirs.close()
         self._control, self._warm = ours, False
 

@@ -55,3 +55,11 @@ class Counter(TorchDispatchMode):
                 "contractions": sum(n for name, n in self.operators.items() if name in CONTRACTIONS),
                 "new_storages": list(self._new), "new_shapes": self._shapes,
                 "multiplied": sorted(number for pointer, number in numbers.items() if pointer in self._operands)}
+
+
+def counter_for(what, inputs):
+    """The counter that a request asks for: True for operators and storages, "triton" for what kernels do, or None."""
+    if what == "triton":
+        from .triton_watch import Watch
+        return Watch(inputs)
+    return Counter() if what else None

@@ -8,9 +8,10 @@ import torch
 
 from . import containers, histories, ranks, specimens
 from .batched import sample_by_sample
-from .counting import Counter
+from .counting import counter_for
 from .given_records import given_record
 from .recompute import two_passes
+from .turns import Turns
 from .wire import Packer, Unpacker
 
 _equal, _clone, _no_grad = torch.equal, torch.Tensor.clone, torch.no_grad
@@ -22,6 +23,7 @@ class Executor:
     def __init__(self, resolve, ask=None, limit: int | None = None):
         self._resolve, self._ask, self._limit = resolve, ask, limit
         self._handles: list[Any] = []
+        self._turns = Turns()
         self._last = None
 
     def handle(self, header: bytes, blob: bytes) -> tuple[bytes, bytes]:
@@ -43,7 +45,7 @@ class Executor:
         frame = containers.frame([*args, kwargs])
         self._last = None
         torch.default_generator.manual_seed(request.get("seed", 0))
-        counter = Counter() if request.get("count") else None
+        counter = counter_for(request.get("count"), unpacker.tensors)
         error = value = None
         try:
             if counter:
@@ -127,6 +129,23 @@ class Executor:
         """Sequences of method calls, each on a fresh object; see histories.py."""
         return self._reply({"histories": histories.play(
             self._resolve(request["name"]), request["calls"], request["histories"], request["reads"], describe)})
+
+    def _stage(self, request, unpacker):
+        """What timed turns draw from; see turns.py."""
+        self._turns.stage(request["pools"], request.get("core"))
+        return self._reply({"staged": True})
+
+    def _turn(self, request, unpacker):
+        """One timed turn; what it costs without a program; whether it left its inputs alone. See turns.py."""
+        if request["how"] == "take":
+            return self._reply(self._turns.take(self._resolve(request["name"]), request))
+        return self._reply({"echo": self._turns.echo, "intact": self._turns.intact}[request["how"]](request))
+
+    def _triton(self, request, unpacker):
+        """A function's kernels compiled, or timed on a GPU: see triton_device.py."""
+        from . import triton_device
+        function = self._resolve(request["name"])
+        return self._reply(getattr(triton_device, request["how"])(function, request, unpacker.tensors))
 
     def _specimen(self, request, unpacker):
         """A module from a plain recipe; see specimens.py."""

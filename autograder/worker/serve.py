@@ -14,7 +14,7 @@ PORTION = "__path__ = __import__('pkgutil').extend_path(__path__, __name__)\n"
 
 
 def serve(channel, workspace: str, frame_limit: int) -> None:
-    """First frame: {"module", "files": {relative path: base64}}. Then one reply to each request."""
+    """First frame: {"module", "files": {relative path: base64}, "triton"}. Then one reply to each request."""
     header, blob = wire.receive(channel, frame_limit)
     opening = wire.Unpacker(header, blob, layouts=True)
     opening = opening.unpack(opening.body)
@@ -28,6 +28,8 @@ def serve(channel, workspace: str, frame_limit: int) -> None:
     os.chdir(lab)
     sys.path.insert(0, str(lab))
     sys.dont_write_bytecode = True
+    if opening.get("triton"):  # read once, when triton is imported
+        os.environ["TRITON_INTERPRET"] = "1" if opening["triton"] == "interpret" else "0"
     importlib.invalidate_caches()
     try:
         module = importlib.import_module(f"mha_lab.{opening['module']}")

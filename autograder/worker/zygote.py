@@ -61,8 +61,9 @@ def _warm_up():
     import torch.nn.functional  # noqa: F401
     import torch.utils._python_dispatch  # noqa: F401
 
-    from . import counting, executor, ranks, serve, specimens, wire  # noqa: F401
+    from . import compiling, counting, executor, ranks, serve, specimens, wire  # noqa: F401
 
+    compiling.refuse_politely()
     torch.set_num_threads(1)
     torch.ones(8).to(torch.float16)  # the first conversion reads /proc/cpuinfo, which a child may not have
 
@@ -160,7 +161,7 @@ def _limit(limits: dict, walls: bool) -> None:
               resource.RLIMIT_FSIZE: limits["file_bytes"], resource.RLIMIT_CORE: 0}
     if walls:  # without a namespace of its own, this would count every process of the user
         bounds[resource.RLIMIT_NPROC] = limits["processes"]
-    if os.path.exists("/proc/self/statm"):
+    if limits["memory"] and os.path.exists("/proc/self/statm"):
         with open("/proc/self/statm") as f:
             bounds[resource.RLIMIT_AS] = limits["memory"] + int(f.read().split()[0]) * resource.getpagesize()
     for kind, bound in bounds.items():
