@@ -62,15 +62,16 @@ def solution_source(exercise: Exercise) -> str:
 
 
 def session_files(root: Path, session: Session, grading: bool) -> dict[str, bytes]:
-    """The files that a learner gets for a session, by their path: the notebook, and the stub that it fills in."""
+    """The files that a learner gets for a session, by their path: the notebook, and the stubs that it fills in."""
     text = notebook(root / "course" / f"{session.id}.md", session, grading)
     return {f"{session.id}.ipynb": text.encode(), "mha_lab/__init__.py": PORTION.encode(),
-            f"mha_lab/{session.module}.py": stub(root, session).encode()}
+            **{f"mha_lab/{module}.py": stub(root, session, module).encode() for module in session.modules}}
 
 
-def stub(root: Path, session: Session) -> str:
-    """The stub module of a session, cut from its solutions."""
-    return cut(_solution(root, session.module), session.module)
+def stub(root: Path, session: Session, module: str = "") -> str:
+    """The stub of a session's module (the first, if none is named), cut from its solutions."""
+    module = module or session.module
+    return cut(_solution(root, module), module)
 
 
 def write(path: Path, content: bytes) -> None:
@@ -92,7 +93,8 @@ def write(path: Path, content: bytes) -> None:
 def _artefacts(root: Path, sessions: tuple[Session, ...]):
     """(path, content, whether it is kept in version control) of every built file."""
     for session in sessions:
-        yield Path("mha_lab", f"{session.module}.py"), stub(root, session).encode(), True
+        for module in session.modules:
+            yield Path("mha_lab", f"{module}.py"), stub(root, session, module).encode(), True
     for name, svg in _figures().items():
         yield Path("course", "figures", name), svg.encode(), True
     for session in sessions:

@@ -22,7 +22,8 @@ def run(folder, session):
 def test_a_session_runs_from_top_to_bottom(tmp_path, session, solved):
     start(tmp_path / "work")
     if solved:
-        shutil.copy(course_root() / "solutions" / f"{session.module}.py", tmp_path / "work" / "mha_lab")
+        for module in session.modules:
+            shutil.copy(course_root() / "solutions" / f"{module}.py", tmp_path / "work" / "mha_lab")
     outputs = run(tmp_path / "work", session)
     assert not [o for _, o in outputs if o.output_type == "error" or o.get("name") == "stderr"]
     panels = {source: o["data"]["text/plain"] for source, o in outputs

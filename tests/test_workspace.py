@@ -155,7 +155,7 @@ def test_a_folder_where_a_file_belongs_and_one_that_is_closed(begin, tmp_path):
 def test_the_real_workspace_and_what_wins_in_it(tmp_path):
     result = start_real(tmp_path / "work")
     assert {p.as_posix() for p in result.created} == {"mha_lab/__init__.py"} | {
-        name for s in SESSIONS for name in (f"{s.id}.ipynb", f"mha_lab/{s.module}.py")}
+        name for s in SESSIONS for name in (f"{s.id}.ipynb", *(f"mha_lab/{m}.py" for m in s.modules))}
     code = "import mha_lab.shapes as a, mha_lab.given as b, mha_lab.instruments; print(a.__file__); print(b.__file__)"
     shapes, given = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "work", text=True, check=True,
                                    capture_output=True, env=os.environ | {"PYTHONPATH": str(course_root())}

@@ -41,7 +41,8 @@ def exercise(name, points):
 
 
 DOUBLE, TWICE = exercise("double", 1), exercise("Twice", 3)
-SESSION = SimpleNamespace(id="00-toy", number="00", module="toy", title="Toy", minutes=5, exercises=(DOUBLE, TWICE))
+SESSION = SimpleNamespace(id="00-toy", number="00", module="toy", modules=("toy",), title="Toy", minutes=5,
+                          exercises=(DOUBLE, TWICE))
 TEXT = f"""---
 kernelspec:
   name: python3

@@ -40,7 +40,8 @@ def configure(c, course: Path) -> None:
     c.GenerateFeedback.preprocessors = [
         f"{HERE}.widgets.DropWidgets", f"{STOCK}.GetGrades", "nbconvert.preprocessors.CSSHTMLHeaderPreprocessor",
     ]
-    c.Autograde.exclude_overwriting = {s.id: [os.path.join("mha_lab", f"{s.module}.py")] for s in SESSIONS}
+    c.Autograde.exclude_overwriting = {s.id: [os.path.join("mha_lab", f"{m}.py") for m in s.modules]
+                                        for s in SESSIONS}
 
     # pages without a CDN: our empty MathJax macro is found before nbconvert's
     c.HTMLExporter.extra_template_basedirs = [

@@ -14,27 +14,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Session:
-    """One course session; the same name in every room."""
+    """One course session; the same name in every room.
+
+    `module` is what the learner writes in; a session with `more` modules has a folder of exercises for each of them.
+    """
 
     id: str
     title: str
     module: str
     minutes: int
+    more: tuple[str, ...] = ()
 
     @property
     def number(self) -> str:
         return self.id.split("-")[0]
 
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return self.module, *self.more
+
     @cached_property
     def exercises(self) -> tuple[Exercise, ...]:
-        """In the order of their steps."""
-        package = importlib.import_module(f"{__name__}.{self.module}")
+        """In the order of their steps, from all modules. An exercise's module is the folder it lies in."""
         found = {}
-        for info in pkgutil.iter_modules(package.__path__):
-            exercise = getattr(importlib.import_module(f"{package.__name__}.{info.name}"), "exercise", None)
-            if exercise is not None:
-                exercise.session, exercise.module = self.id, self.module
-                found[exercise.name] = exercise
+        for module in self.modules:
+            package = importlib.import_module(f"{__name__}.{module}")
+            for info in pkgutil.iter_modules(package.__path__):
+                exercise = getattr(importlib.import_module(f"{package.__name__}.{info.name}"), "exercise", None)
+                if exercise is not None:
+                    exercise.session, exercise.module = self.id, module
+                    found[exercise.name] = exercise
         return tuple(sorted(found.values(), key=lambda e: e.step))
 
 
@@ -55,7 +64,7 @@ def all_exercises() -> tuple[Exercise, ...]:
 def session(name: str) -> Session:
     """A session by id, number or module."""
     for candidate in SESSIONS:
-        if name in (candidate.id, candidate.number, candidate.module):
+        if name in (candidate.id, candidate.number, *candidate.modules):
             return candidate
     raise LookupError(_unknown(name))
 
@@ -69,11 +78,12 @@ def find(name: str) -> Exercise:
 
 
 def select(name: str) -> list[Exercise]:
-    """The exercises that a name stands for: an exercise, or a session's id, number or module."""
+    """The exercises that a name stands for: an exercise, one of a session's modules, or a session's id or number."""
     try:
-        return list(session(name).exercises)
+        chosen = session(name)
     except LookupError:
         return [find(name)]
+    return [e for e in chosen.exercises if name not in chosen.modules or e.module == name]
 
 
 def _unknown(name: str) -> str:

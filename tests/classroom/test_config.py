@@ -25,7 +25,7 @@ def test_paths_are_the_course_folders_own(tmp_path):
 
 def test_every_sessions_module_is_the_learners(tmp_path):
     kept = configured(tmp_path).Autograde.exclude_overwriting
-    assert kept == {s.id: [f"mha_lab/{s.module}.py"] for s in SESSIONS}
+    assert kept == {s.id: [f"mha_lab/{m}.py" for m in s.modules] for s in SESSIONS}
     assert kept["01-shape-machine"] == ["mha_lab/shapes.py"]
 
 
