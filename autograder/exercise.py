@@ -63,6 +63,24 @@ class Trial:
     signature: tuple | None = None
 
 
+@dataclass(frozen=True)
+class Timing:
+    """How fast a right program has to be: at most `limit` times as slow as `reference`, on `device`.
+
+    Every call gets fresh tensors of these shapes by position: standard normal float32, or where the name is in
+    `masks`, booleans of which three quarters are True; then `fixed` by keyword. One turn of the clock is `calls` calls.
+    `reference` stands by itself: of its module it may use `math`, `torch` and `F` alone. See timing.py.
+    """
+
+    reference: Callable
+    limit: float
+    shapes: Mapping[str, tuple[int, ...]]
+    masks: tuple[str, ...] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    calls: int = 1
+    device: str = "cpu"
+
+
 @dataclass(eq=False)
 class Exercise:
     """Declared once, in a file of its own under autograder/exercises/<session's module>/.
@@ -90,6 +108,7 @@ class Exercise:
     rights: list[Program] = field(default_factory=list)
     wrongs: list[Program] = field(default_factory=list)
     recognisers: dict[str, Callable[[list[Trial]], bool]] = field(default_factory=dict)
+    timing: Timing | None = None
 
     def case(self, title: str, kind: str = VALUES):
         """Register the decorated `probe(lab)`. Cases run in the order of the file: values first, then promises."""
@@ -120,6 +139,13 @@ class Exercise:
             raise ValueError(f"{self.name}: the wrong program {program.__name__} needs its sentence (a docstring)")
         self.wrongs.append(self._program(program, id))
         return program
+
+    def timed(self, limit: float, shapes: Mapping[str, tuple[int, ...]], **more):
+        """Register the decorated function as what the exercise is timed against, once all cases pass. See Timing."""
+        def add(reference):
+            self.timing = Timing(reference, limit, shapes, **more)
+            return reference
+        return add
 
     def recognise(self, id: str):
         """Register `fits(trials) -> bool`: a wrong program that is known by a fact, where its spellings have no number.
