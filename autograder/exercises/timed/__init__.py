@@ -1,0 +1,1 @@
+"""Session 07, the exercises that are timed on the CPU."""
