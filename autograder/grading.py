@@ -11,6 +11,7 @@ from .diagnosis import diagnose
 from .exercise import Exercise, Trial
 from .report import NOT_REACHED, CaseResult, Report
 from .sandbox import Limits, Sandbox
+from .timing import Timer, enter
 
 
 class Grader:
@@ -21,6 +22,7 @@ class Grader:
 
     def __init__(self, walls: str = "auto", limits: Limits | None = None, sandbox: Sandbox | None = None):
         self._sandbox = sandbox or Sandbox(walls, limits)
+        self._timer: Timer | None = None
 
     @property
     def walled(self) -> bool:
@@ -43,6 +45,9 @@ class Grader:
 
     def close(self) -> None:
         self._sandbox.close()
+        if self._timer is not None:
+            self._timer.close()
+            self._timer = None
 
     def check(self, exercises: Iterable[Exercise], folder: Path | str) -> list[Report]:
         """One Report an exercise, for the lab in `folder`/mha_lab."""
@@ -72,7 +77,11 @@ class Grader:
         finally:
             if lab is not None:
                 lab.close()
-        return self._conclude(report, exercise, trials, status, why)
+        report = self._conclude(report, exercise, trials, status, why)
+        if report.status == "passed" and exercise.timing:
+            self._timer = self._timer or Timer("required" if self.walled else "off")
+            enter(report, exercise, lambda: self._timer.judge(exercise, files))
+        return report
 
     @staticmethod
     def _conclude(report: Report, exercise: Exercise, trials: list[Trial], status: str, why: str) -> Report:

@@ -181,6 +181,13 @@ class Lab:
     def close(self) -> None:
         self._transport.close()
 
+    def send(self, header: bytes, blob: bytes) -> tuple[bytes, bytes]:
+        """One frame there and one back, as bytes: what a clock can stand around. Gone if there is none."""
+        try:
+            return self._transport.request(header, blob)
+        except WireError as e:
+            raise Gone(str(e)) from e
+
     def _refused(self, outcome, error, word, spelled):
         body, _ = outcome
         got = body.get("error")

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -107,6 +107,8 @@ class Report:
                       f"        Seen at: {self.diagnosis.evidence}"]
         lines += [f"    {MARKS[c.status]} {c.name}" + (f"\n        {c.message}" if self._adds(c) else "")
                   for c in self.cases if c.status != "passed" and c.message != NOT_REACHED]
+        if self.timing:
+            lines.append(f"    {time_line(self.timing)}")
         if self.note:
             lines.append(f"    {self.note}")
         return "\n".join(lines)
@@ -118,6 +120,16 @@ class Report:
     def to_html(self) -> str:
         """One self-contained block; its colours hold on light and dark pages."""
         return _html(self)
+
+
+def time_line(timing: Mapping[str, Any]) -> str:
+    """What the clock found, in one line (see timing.Verdict)."""
+    if timing.get("ratio") is None:
+        return f"time: not measured ({timing.get('reason', '')})"
+    low, high = timing["band"]
+    return (f"time: {timing['ratio']:.2f} times the reference, limit {timing['limit']:g}; the reference against "
+            f"itself: {low:.2f} to {high:.2f}; {timing['verdict']}"
+            + (f", because {timing['reason']}" if timing["reason"] else ""))
 
 
 _STYLE = ("border:1px solid rgba(127,127,127,.45);border-left:6px solid {colour};border-radius:6px;"
@@ -145,6 +157,8 @@ def _html(report: Report) -> str:
             + (f'<div style="opacity:.85;margin-left:1.3em">{escape(c.message)}</div>' if report._adds(c) else "")
             + "</li>" for c in report.cases if c.message != NOT_REACHED)
         parts.append(f'<ul style="margin:.4em 0;padding-left:.2em">{rows}</ul>')
+    if report.timing:
+        parts.append(f'<div class="mha-time">{escape(time_line(report.timing))}</div>')
     if report.note:
         parts.append(f'<div class="mha-note">{_code(report.note)}</div>')
     return "".join(parts) + "</div>"

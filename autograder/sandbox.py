@@ -9,14 +9,16 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from .worker import SCRATCH
 
+SETTINGS = {"OMP_NUM_THREADS": "1",
+            "TORCH_COMPILE_DISABLE": "1"}  # torch.compile runs the program as it is: no compiler inside the walls
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": SCRATCH, "TMPDIR": SCRATCH, "LANG": "C.UTF-8",
-               "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1",
-               "TORCH_COMPILE_DISABLE": "1"}  # torch.compile runs the program as it is: no compiler inside the walls
+               "PYTHONDONTWRITEBYTECODE": "1", **SETTINGS}
 HIDDEN = ("autograder", "solutions", "course")
 
 
@@ -54,11 +56,11 @@ def _package_root() -> Path:
     return Path(__file__).resolve().parent.parent
 
 
-def _bwrap(control_fd: int) -> list[str]:
+def _bwrap(control_fd: int, environment: Mapping[str, str]) -> list[str]:
     """Read-only system and Python, the given part of mha_lab, the worker; nothing else of this machine."""
     command = ["bwrap", "--die-with-parent", "--new-session", "--unshare-pid", "--unshare-net", "--unshare-ipc",
                "--unshare-uts", "--unshare-cgroup-try", "--clearenv"]
-    for name, value in ENVIRONMENT.items():
+    for name, value in {**ENVIRONMENT, **environment}.items():
         command += ["--setenv", name, value]
     if os.getuid():
         command += ["--unshare-user"]
@@ -102,9 +104,11 @@ class Sandbox:
     """A warm parent and the channels to its children.
 
     walls: "required" (SandboxError without them), "auto" (a plain process where there are none), or "off".
+    environment: variables that the workers get beside the usual ones.
     """
 
-    def __init__(self, walls: str = "auto", limits: Limits | None = None):
+    def __init__(self, walls: str = "auto", limits: Limits | None = None,
+                 environment: Mapping[str, str] | None = None):
         if walls not in ("required", "auto", "off"):
             raise ValueError(f"walls must be required, auto or off, not {walls!r}")
         able, self.description = walls_available() if walls != "off" else (False, "no walls, as asked")
@@ -112,7 +116,15 @@ class Sandbox:
             raise SandboxError(f"{self.description}. Learner code is not graded without walls; "
                                "install them, or ask for walls=\"off\" if you trust every submission.")
         self.walled, self.limits, self._warm = able, limits or Limits(), False
+        self._environment = dict(environment or {})
         self._process = self._control = self._plain_root = None
+
+    @property
+    def pid(self) -> int:
+        """The process above all workers. SandboxError before `prepare`."""
+        if self._process is None:
+            raise SandboxError("no worker was started yet")
+        return self._process.pid
 
     def prepare(self) -> None:
         """Start the warm parent without waiting for it."""
@@ -124,12 +136,13 @@ class Sandbox:
         ours, theirs = socket.socketpair()
         theirs.set_inheritable(True)
         if self.walled:
-            command = _bwrap(theirs.fileno())
+            command = _bwrap(theirs.fileno(), self._environment)
         else:
             self._plain_root = tempfile.TemporaryDirectory(prefix="mha-lab-")
             command = _python(str(_package_root()), theirs.fileno(), "plain")
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+                                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+                                         env={**os.environ, **SETTINGS, **self._environment})
         theirs.close()
         self._control, self._warm = ours, False
 

@@ -44,7 +44,9 @@ class Recorder:
         scores = {}
         for cell in self._cells:
             if stored := desk.known(requests[cell.name]):
-                scores[cell.name] = score_of(stored.report, cell.points)
+                score = score_of(stored.report, cell.points)
+                if score is not None:  # left to a person
+                    scores[cell.name] = score
                 row.statuses[cell.name] = stored.report.status
                 row.seconds += stored.seconds
         row.score = sum(scores.values())

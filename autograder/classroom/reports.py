@@ -20,6 +20,9 @@ BY_HAND = ("This cell names no exercise of the course, so no program judged it: 
            "Nothing in the notebook was run.")
 
 
+OPEN = "This could not be decided on the grading machine, so nothing is scored yet: it is graded by hand."
+
+
 class ReportCells(NbGraderPreprocessor):
     """Writes each exercise's report and score under its grade cell. No cell is run and no output is believed.
 
@@ -65,16 +68,25 @@ class ReportCells(NbGraderPreprocessor):
             raise SandboxError(f"{e} To grade without walls all the same: MHA_WALLS=off in the environment, or "
                                'c.ReportCells.walls = "off" in nbgrader_config.py.') from None
         score = score_of(report, points)
+        cell.outputs = [
+            new_output("display_data", data={"text/plain": report.to_text(), "text/html": report.to_html()})]
+        if score is None:
+            cell.outputs.append(new_output("display_data", data={"text/plain": OPEN,
+                                                                 "text/html": f"<div>{html.escape(OPEN)}</div>"}))
+            return
         resources[SCORES][name] = score
         said = f"Score: {score:g} of {points:g}"
-        cell.outputs = [
-            new_output("display_data", data={"text/plain": report.to_text(), "text/html": report.to_html()}),
-            new_output("execute_result", data={"text/plain": repr(score), "text/html": f"<div>{said}</div>"}),
-        ]
+        cell.outputs.append(
+            new_output("execute_result", data={"text/plain": repr(score), "text/html": f"<div>{said}</div>"}))
 
 
-def score_of(report: Report, points: float) -> float:
-    """The report's share of a cell's points. ValueError unless it lies between none and all of them."""
+def score_of(report: Report, points: float) -> float | None:
+    """The report's share of a cell's points; None where the machine could not decide: then a person does.
+
+    ValueError unless it lies between none and all of them.
+    """
+    if report.status == "not_measured":
+        return None
     score = float(report.score) / report.points * points
     if not 0 <= score <= points:
         raise ValueError(f"a score of {score} of {points} points for {report.exercise}")

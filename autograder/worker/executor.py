@@ -10,6 +10,7 @@ from . import ranks, specimens
 from .batched import sample_by_sample
 from .counting import Counter
 from .recompute import two_passes
+from .turns import Turns
 from .wire import Packer, Unpacker
 
 _equal, _clone, _no_grad = torch.equal, torch.Tensor.clone, torch.no_grad
@@ -21,6 +22,7 @@ class Executor:
     def __init__(self, resolve, ask=None, limit: int | None = None):
         self._resolve, self._ask, self._limit = resolve, ask, limit
         self._handles: list[Any] = []
+        self._turns = Turns()
         self._last = None
 
     def handle(self, header: bytes, blob: bytes) -> tuple[bytes, bytes]:
@@ -119,6 +121,17 @@ class Executor:
         """Forward, numbers drawn in between, backward: see recompute.py."""
         facts = two_passes(self._resolve(request["name"]), request, unpacker.tensors)
         return self._reply(facts | {"raised": facts["raised"] and describe(facts["raised"])})
+
+    def _stage(self, request, unpacker):
+        """What timed turns draw from; see turns.py."""
+        self._turns.stage(request["pools"], request.get("core"))
+        return self._reply({"staged": True})
+
+    def _turn(self, request, unpacker):
+        """One timed turn; what it costs without a program; whether it left its inputs alone. See turns.py."""
+        if request["how"] == "take":
+            return self._reply(self._turns.take(self._resolve(request["name"]), request))
+        return self._reply({"echo": self._turns.echo, "intact": self._turns.intact}[request["how"]](request))
 
     def _specimen(self, request, unpacker):
         """A module from a plain recipe; see specimens.py."""
