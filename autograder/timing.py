@@ -117,7 +117,7 @@ class Timer:
             for attempt in range(1, ATTEMPTS + 1):
                 rounds = _measure(timing, pools, reference, program, _core(attempt))
                 verdict = conclude(timing.limit, rounds, attempt)
-                if verdict.verdict != INCONCLUSIVE:
+                if verdict.verdict != INCONCLUSIVE or _meanwhile(rounds) > OTHERS_TURN:
                     break
             return verdict
 
@@ -223,8 +223,7 @@ def conclude(limit: float, rounds: Sequence[Round], attempts: int = 1) -> Verdic
     cpu, band = _ratio(rounds, "cpu")
     wall, wall_band = _ratio(rounds, "wall")
     spread, wall_spread = _spread(band), _spread(wall_band)
-    turns = sum(r.before.wall + r.after.wall for r in rounds)
-    meanwhile = sum(r.meanwhile for r in rounds) / turns
+    meanwhile = _meanwhile(rounds)
     if meanwhile > OTHERS_TURN:
         found, why = INCONCLUSIVE, (f"the program was at work for {meanwhile:.0%} of the time that was the "
                                     "reference's: a turn ends when its answers are given")
@@ -245,14 +244,28 @@ def conclude(limit: float, rounds: Sequence[Round], attempts: int = 1) -> Verdic
     return Verdict(found, limit, why, cpu, band, wall, wall_band, cores, len(rounds), attempts)
 
 
+def _meanwhile(rounds: Sequence[Round]) -> float:
+    """How much of the reference's turns the program was at work."""
+    return sum(r.meanwhile for r in rounds) / sum(r.before.wall + r.after.wall for r in rounds)
+
+
+def _clear(limit: float, rounds: Sequence[Round]) -> bool:
+    """Whether every single round is on one side of the limit by a factor of two."""
+    ratios = [_net(r.program, r.empty.cpu) / _net(r.before, r.empty.cpu) for r in rounds]
+    return max(ratios) < limit / 2 or min(ratios) > limit * 2
+
+
+def _net(spent: Spent, empty: float, clock: str = "cpu") -> float:
+    return max(getattr(spent, clock) - empty, 1e-9)
+
+
 def _ratio(rounds: Sequence[Round], clock: str) -> tuple[float, tuple[float, float]]:
     """(the program over the reference, the control's band), carrying taken off."""
     empty = statistics.median(getattr(r.empty, clock) for r in rounds)
 
-    def net(spent: Spent) -> float:
-        return max(getattr(spent, clock) - empty, 1e-9)
-    ratio = statistics.median(2 * net(r.program) / (net(r.before) + net(r.after)) for r in rounds)
-    control = sorted(net(r.before) / net(r.after) for r in rounds)
+    net = [[_net(spent, empty, clock) for spent in (r.program, r.before, r.after)] for r in rounds]
+    ratio = statistics.median(2 * program / (before + after) for program, before, after in net)
+    control = sorted(before / after for _, before, after in net)
     skip = len(control) // 5
     return ratio, (control[skip], control[-1 - skip])
 
@@ -278,7 +291,8 @@ def _measure(timing: Timing, pools, reference: Side, program: Side, core: int | 
             raise WrongUnderTheClock("the program changed a tensor that it was given")
         if number >= 0:
             rounds.append(Round(spent, before, after, empty, busy_before + busy_after))
-        if number + 1 >= FEWEST_ROUNDS and time.perf_counter() - start > SECONDS:
+        late = time.perf_counter() - start > SECONDS
+        if len(rounds) >= FEWEST_ROUNDS and (late or _clear(timing.limit, rounds)):
             break
     return rounds
 
