@@ -61,8 +61,9 @@ def _warm_up():
     import torch.nn.functional  # noqa: F401
     import torch.utils._python_dispatch  # noqa: F401
 
-    from . import counting, executor, ranks, serve, specimens, wire  # noqa: F401
+    from . import compiling, counting, executor, ranks, serve, specimens, wire  # noqa: F401
 
+    compiling.refuse_politely()
     torch.set_num_threads(1)
     torch.ones(8).to(torch.float16)  # the first conversion reads /proc/cpuinfo, which a child may not have
 

@@ -49,6 +49,27 @@ def test_the_same_program_is_judged_once(course, judged):
     assert rows(summary) == dict.fromkeys(("ada", "bob", "cy"), (1, "now", ""))
 
 
+def test_what_was_left_open_waits_for_a_hand(course, monkeypatch):
+    def local(todo, workers):
+        for job in todo:
+            yield job, Outcome(Stored(report("not_measured", job.exercise, find(job.exercise).points), 0.5))
+    monkeypatch.setattr(work, "local", local)
+    hand_in(course, SESSION, "ada")
+    summary = grade_assignment(course.folder, SESSION, walls="off")
+    assert rows(summary) == {"ada": (0, "now", "")} and summary.rows[0].statuses == {"identity_heads": "not_measured"}
+    with course.gradebook() as gradebook:
+        [grade] = [g for g in gradebook.find_submission_notebook(SESSION, SESSION, "ada").grades
+                   if g.name == "identity_heads"]
+        assert grade.auto_score is None and grade.needs_manual_grade
+        grade.manual_score = 1.0
+        gradebook.db.commit()
+    assert rows(grade_assignment(course.folder, SESSION, walls="off")) == {"ada": (0, "before", "")}
+    with course.gradebook() as gradebook:
+        [grade] = [g for g in gradebook.find_submission_notebook(SESSION, SESSION, "ada").grades
+                   if g.name == "identity_heads"]
+        assert grade.score == 1.0
+
+
 def test_a_corrected_submission_is_judged_and_recorded_again_and_no_other(course, judged):
     ada, _ = (hand_in(course, SESSION, s, "warmup", f"x = '{s}'\n") for s in ("ada", "bob"))
     grade_assignment(course.folder, SESSION, walls="off")

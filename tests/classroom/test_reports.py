@@ -60,6 +60,16 @@ def test_a_cell_of_no_exercise_is_left_to_a_hand(judged):
     assert "by hand" in nb.cells[0].outputs[0].data["text/plain"]
 
 
+def test_what_the_machine_could_not_decide_has_no_score(judged):
+    open_ = report("not_measured")
+    open_.note = "Only the time is open."
+    nb, resources = judged(grade_cell(points=3), outcome=Outcome(Stored(open_, 0.01)))
+    assert resources[SCORES] == {} and score_of(open_, 3.0) is None
+    panel, said = nb.cells[0].outputs
+    assert "not measured" in panel.data["text/plain"] and "Only the time is open." in panel.data["text/html"]
+    assert "graded by hand" in said.data["text/plain"] and said.output_type == "display_data"
+
+
 def test_what_could_not_be_judged_is_never_recorded(judged):
     with pytest.raises(NotJudged, match="keep dying"):
         judged(grade_cell(), outcome=Outcome(failure="the grading processes keep dying"))
