@@ -17,12 +17,10 @@ import contextlib
 import inspect
 import os
 import random
-import statistics
 import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,70 +28,41 @@ import torch
 
 from . import cpu_clock
 from .exercise import Exercise, Timing
-from .lab import Gone, Lab, in_worker
+from .lab import Gone, Lab, NotStarted, in_worker
 from .report import CaseResult, Report
 from .sandbox import Limits, Sandbox
+from .verdicts import (
+    FAIL,
+    INCONCLUSIVE,
+    NOT_MEASURED,
+    OTHERS_TURN,
+    PASS,
+    Round,
+    Spent,
+    Verdict,
+    clear,
+    conclude,
+    meanwhile,
+)
 from .wording import error_line
 from .worker import wire
 
 ATTEMPTS, ROUNDS, FEWEST_ROUNDS, SECONDS = 3, 15, 7, 4.0
 WARM_UP = 2  # rounds that are judged like all others and not counted
-WIDEST_BAND = 2.0  # a control that differs from itself by more says nothing
-OTHERS_TURN = 0.05  # how much of the reference's turns a program may be at work
 HONEST = 32  # how much further from float64 a program may be than the reference is
 ALIGNMENT = 16  # elements: a place in a pool is as well aligned as a tensor of its own
 STEADY_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "17179869184",
                  "MALLOC_TOP_PAD_": "268435456"}  # memory is kept between turns, so that no turn pays for the kernel's
 BY_A_PERSON = ("All values and counts are right; only the time is open. Check again when the machine is quiet; in a "
                "course a teacher decides.")
-PASS, FAIL, INCONCLUSIVE, NOT_MEASURED = "pass", "fail", "inconclusive", "not_measured"
 
 
 class WrongUnderTheClock(Exception):
     """An answer of a timed turn is not what the reference answers."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """`ratio`: the program's CPU time over the reference's, medians of pairs, carrying off; `band`: the reference over
-    itself; `wall_ratio`, `wall_band`: the same by the parent's clock. `cores`: CPU time over wall time of the program.
-    """
-
-    verdict: str
-    limit: float
-    reason: str = ""
-    ratio: float | None = None
-    band: tuple[float, float] | None = None
-    wall_ratio: float | None = None
-    wall_band: tuple[float, float] | None = None
-    cores: float | None = None
-    rounds: int = 0
-    attempts: int = 0
-    device: str = "cpu"
-
-    def to_dict(self) -> dict[str, Any]:
-        whole = asdict(self)
-        return {k: [round(x, 3) for x in v] if isinstance(v, tuple) else round(v, 3) if isinstance(v, float) else v
-                for k, v in whole.items()}
-
-
-@dataclass(frozen=True)
-class Spent:
-    """Seconds of one turn: by the parent's clock, and of CPU time."""
-
-    wall: float
-    cpu: float
-
-
-@dataclass(frozen=True)
-class Round:
-    """What one pair took: the program, the reference before and after it, and a turn without any program."""
-
-    program: Spent
-    before: Spent
-    after: Spent
-    empty: Spent
-    meanwhile: float  # CPU seconds that the program's worker spent in the reference's turns
+class Undecided(Exception):
+    """Something went wrong that cannot be held against the program."""
 
 
 class Timer:
@@ -111,15 +80,27 @@ class Timer:
         if why := unmeasurable(timing):
             return Verdict(NOT_MEASURED, timing.limit, why, device=timing.device)
         with alone(), contextlib.ExitStack() as open_sides:
-            reference = self._side(open_sides, exercise, {f"mha_lab/{exercise.module}.py": module_of(timing)})
-            program = self._side(open_sides, exercise, files)
-            pools = _pools(timing)
-            for attempt in range(1, ATTEMPTS + 1):
-                rounds = _measure(timing, pools, reference, program, _core(attempt))
-                verdict = conclude(timing.limit, rounds, attempt)
-                if verdict.verdict != INCONCLUSIVE or _meanwhile(rounds) > OTHERS_TURN:
-                    break
-            return verdict
+            try:
+                with _reference():
+                    module = {f"mha_lab/{exercise.module}.py": module_of(timing)}
+                    reference = self._side(open_sides, exercise, module)
+                return self._judge(timing, reference, self._side(open_sides, exercise, files))
+            except Undecided as why:
+                return Verdict(INCONCLUSIVE, timing.limit, str(why))
+            except Gone as e:
+                if e.kind != "timeout":
+                    raise
+                return Verdict(INCONCLUSIVE, timing.limit, str(e))  # too slow a program, or too busy a machine
+
+    @staticmethod
+    def _judge(timing: Timing, reference: Side, program: Side) -> Verdict:
+        pools = _pools(timing)
+        for attempt in range(1, ATTEMPTS + 1):
+            rounds = _measure(timing, pools, reference, program, _core(attempt))
+            verdict = conclude(timing.limit, rounds, attempt)
+            if verdict.verdict != INCONCLUSIVE or meanwhile(rounds) > OTHERS_TURN:
+                break
+        return verdict
 
     def _side(self, stack: contextlib.ExitStack, exercise: Exercise, files: Mapping[str, bytes]) -> Side:
         self._sandbox.prepare()
@@ -128,6 +109,15 @@ class Timer:
         stack.callback(lab.close)
         new = cpu_clock.tree(self._sandbox.pid) - there
         return Side(lab, exercise.name, _topmost(new))
+
+
+@contextlib.contextmanager
+def _reference() -> Iterator[None]:
+    """Whatever goes wrong here is the reference's."""
+    try:
+        yield
+    except (Gone, NotStarted, WrongUnderTheClock) as e:
+        raise Undecided(f"the reference did not answer ({e})") from e
 
 
 class Side:
@@ -218,65 +208,10 @@ def alone() -> Iterator[None]:
         yield
 
 
-def conclude(limit: float, rounds: Sequence[Round], attempts: int = 1) -> Verdict:
-    """What these rounds say. Pass and fail only where the control leaves no doubt."""
-    cpu, band = _ratio(rounds, "cpu")
-    wall, wall_band = _ratio(rounds, "wall")
-    spread, wall_spread = _spread(band), _spread(wall_band)
-    meanwhile = _meanwhile(rounds)
-    if meanwhile > OTHERS_TURN:
-        found, why = INCONCLUSIVE, (f"the program was at work for {meanwhile:.0%} of the time that was the "
-                                    "reference's: a turn ends when its answers are given")
-    elif spread > WIDEST_BAND:
-        found, why = INCONCLUSIVE, "the reference differed from itself too much: this machine is too busy now"
-    elif cpu * spread <= limit:
-        slow = wall / wall_spread > limit
-        found = INCONCLUSIVE if slow else PASS
-        why = "its CPU time is within the limit and its waiting time is not" if slow else ""
-    elif cpu / spread > limit:
-        quick = wall * wall_spread <= limit
-        found = INCONCLUSIVE if quick else FAIL
-        why = "its CPU time is beyond the limit and its waiting time is not" if quick else ""
-    else:
-        found, why = INCONCLUSIVE, (f"{cpu:.2f} is too near the limit of {limit:g}: the reference differed from itself "
-                                    f"by a factor of up to {spread:.2f}")
-    cores = sum(r.program.cpu for r in rounds) / sum(r.program.wall for r in rounds)
-    return Verdict(found, limit, why, cpu, band, wall, wall_band, cores, len(rounds), attempts)
-
-
-def _meanwhile(rounds: Sequence[Round]) -> float:
-    """How much of the reference's turns the program was at work."""
-    return sum(r.meanwhile for r in rounds) / sum(r.before.wall + r.after.wall for r in rounds)
-
-
-def _clear(limit: float, rounds: Sequence[Round]) -> bool:
-    """Whether every single round is on one side of the limit by a factor of two."""
-    ratios = [_net(r.program, r.empty.cpu) / _net(r.before, r.empty.cpu) for r in rounds]
-    return max(ratios) < limit / 2 or min(ratios) > limit * 2
-
-
-def _net(spent: Spent, empty: float, clock: str = "cpu") -> float:
-    return max(getattr(spent, clock) - empty, 1e-9)
-
-
-def _ratio(rounds: Sequence[Round], clock: str) -> tuple[float, tuple[float, float]]:
-    """(the program over the reference, the control's band), carrying taken off."""
-    empty = statistics.median(getattr(r.empty, clock) for r in rounds)
-
-    net = [[_net(spent, empty, clock) for spent in (r.program, r.before, r.after)] for r in rounds]
-    ratio = statistics.median(2 * program / (before + after) for program, before, after in net)
-    control = sorted(before / after for _, before, after in net)
-    skip = len(control) // 5
-    return ratio, (control[skip], control[-1 - skip])
-
-
-def _spread(band: tuple[float, float]) -> float:
-    return max(band[1], 1 / band[0], 1.0)
-
-
 def _measure(timing: Timing, pools, reference: Side, program: Side, core: int | None) -> list[Round]:
-    for side in (reference, program):
-        side.stage(pools, core)
+    with _reference():
+        reference.stage(pools, core)
+    program.stage(pools, core)
     places, bound = random.SystemRandom(), None
     rounds, start = [], time.perf_counter()
     for number in range(-WARM_UP, ROUNDS):
@@ -284,7 +219,8 @@ def _measure(timing: Timing, pools, reference: Side, program: Side, core: int | 
         (wanted, before), busy_before = _watched(program, reference, asked)
         answer, spent = program.turn(asked)
         (_, after), busy_after = _watched(program, reference, asked)
-        _, empty = reference.turn(asked, "echo")
+        with _reference():
+            _, empty = reference.turn(asked, "echo")
         bound = bound or _bound(timing, pools, asked, wanted)
         _compare(answer, wanted, bound)
         if program.turn(asked, "intact")[0].get("intact") is not True:
@@ -292,7 +228,7 @@ def _measure(timing: Timing, pools, reference: Side, program: Side, core: int | 
         if number >= 0:
             rounds.append(Round(spent, before, after, empty, busy_before + busy_after))
         late = time.perf_counter() - start > SECONDS
-        if len(rounds) >= FEWEST_ROUNDS and (late or _clear(timing.limit, rounds)):
+        if len(rounds) >= FEWEST_ROUNDS and (late or clear(timing.limit, rounds)):
             break
     return rounds
 
@@ -300,7 +236,8 @@ def _measure(timing: Timing, pools, reference: Side, program: Side, core: int | 
 def _watched(program: Side, reference: Side, asked) -> tuple[tuple[dict, Spent], float]:
     """A turn of the reference, and the CPU seconds that the program's worker spent meanwhile."""
     before = program.cpu()
-    turn = reference.turn(asked)
+    with _reference():
+        turn = reference.turn(asked)
     return turn, program.cpu() - before
 
 
@@ -361,7 +298,7 @@ def _topmost(pids: set[int]) -> int:
     below = {child for pid in pids for child in cpu_clock.tree(pid) - {pid}}
     top = sorted(pids - below)
     if len(top) != 1:
-        raise Gone("the worker's processes could not be told apart")
+        raise Undecided("the worker's processes could not be told apart")
     return top[0]
 
 

@@ -29,7 +29,8 @@ from autograder.exercise import Exercise
 from autograder.exercises import find
 from autograder.lab import Gone
 from autograder.publish import course_root
-from autograder.timing import FAIL, INCONCLUSIVE, PASS, Timer, WrongUnderTheClock
+from autograder.timing import Timer, WrongUnderTheClock
+from autograder.verdicts import FAIL, INCONCLUSIVE, PASS
 
 sys.path.insert(0, str(course_root() / "tests"))
 from timed_cheats import CHEATS, COMMON  # noqa: E402
@@ -93,6 +94,7 @@ class Tried:
     said: Counter = field(default_factory=Counter)
     ratios: list[float] = field(default_factory=list)
     attempts: list[int] = field(default_factory=list)
+    reasons: Counter = field(default_factory=Counter)
     seconds: list[float] = field(default_factory=list)
 
     def judge(self, timer: Timer) -> None:
@@ -100,8 +102,11 @@ class Tried:
         try:
             verdict = timer.judge(self.exercise, {f"mha_lab/{self.exercise.module}.py": self.source.encode()})
             self.said[verdict.verdict] += 1
-            self.ratios.append(verdict.ratio)
-            self.attempts.append(verdict.attempts)
+            if verdict.ratio is not None:
+                self.ratios.append(verdict.ratio)
+                self.attempts.append(verdict.attempts)
+            if verdict.verdict == INCONCLUSIVE:
+                self.reasons[verdict.reason] += 1
         except WrongUnderTheClock:
             self.said["wrong answer"] += 1
         except Gone:
@@ -116,6 +121,8 @@ class Tried:
     def record(self) -> dict:
         made = {"exercise": self.exercise.name, "program": self.name, "kind": self.kind, "said": dict(self.said),
                 "wrong_verdicts": self.wrong_verdicts, "median_seconds": round(statistics.median(self.seconds), 2)}
+        if self.reasons:
+            made["inconclusive_because"] = dict(self.reasons)
         if self.ratios:
             made["limit"] = self.exercise.timing.limit
             made["ratio"] = {"median": round(statistics.median(self.ratios), 2), "min": round(min(self.ratios), 2),
@@ -175,7 +182,7 @@ def summary(tried: list[Tried], runs: int, busy: int, loads: list[float]) -> dic
         "runs": runs, "busy_processes": busy, "programs": {kind: sum(t.kind == kind for t in tried) for kind in said},
         "wrong_verdicts": sum(t.wrong_verdicts for t in tried), "said": {kind: dict(of) for kind, of in said.items()},
         "load_average_1_min": {"min": round(min(loads), 1), "max": round(max(loads), 1)},
-        "python": platform.python_version(), "torch": torch.__version__, "cpus": os.cpu_count(),
+        "nice": os.nice(0), "python": platform.python_version(), "torch": torch.__version__, "cpus": os.cpu_count(),
         "machine": platform.machine(), "each": [t.record() for t in tried],
     }
 

@@ -14,7 +14,8 @@ from autograder import cpu_clock, timing
 from autograder.exercise import Exercise
 from autograder.exercises import find
 from autograder.report import Report
-from autograder.timing import FAIL, INCONCLUSIVE, NOT_MEASURED, PASS, Round, Spent, Timer, Verdict, conclude, enter
+from autograder.timing import Timer, enter
+from autograder.verdicts import FAIL, INCONCLUSIVE, NOT_MEASURED, PASS, Round, Spent, Verdict, conclude
 
 EXERCISE = find("grouped_decode")
 CLOCK = "under the clock: at most 2 times as slow as the reference"
@@ -197,6 +198,25 @@ def test_an_honest_program_is_not_failed(judged):
     assert report.status in ("passed", "not_measured"), report.to_text()
     assert report.timing["rounds"] >= 3 and report.timing["band"] and report.timing["limit"] == 2.0
     assert report.cases[-1].name == CLOCK
+
+
+@needs_accounts
+def test_a_reference_that_is_lost_is_not_held_against_the_program(judged, monkeypatch):
+    monkeypatch.setattr(timing, "module_of", lambda _: b"def grouped_decode(*given, **more):\n    raise ValueError\n")
+    report = judged(COMMON + "big = right\n")
+    assert report.status == "not_measured" and "the reference did not answer" in report.timing["reason"]
+    monkeypatch.setattr(timing, "module_of", lambda _: b"raise ValueError\n")
+    assert judged(COMMON + "big = right\n").status == "not_measured"
+
+
+@needs_accounts
+def test_no_answer_in_time_is_left_open(grader, monkeypatch):
+    impatient = Timer("auto")
+    monkeypatch.setattr(impatient._sandbox, "limits", replace(impatient._sandbox.limits, wall=8.0))
+    source = COMMON + "def big(*given):\n    time.sleep(60)\n"
+    verdict = impatient.judge(EXERCISE, {"mha_lab/timed.py": source.encode()})
+    impatient.close()
+    assert verdict.verdict == INCONCLUSIVE and "no answer within 8 s" in verdict.reason and verdict.ratio is None
 
 
 @needs_accounts

@@ -15,7 +15,8 @@ from autograder.exercises import find
 from autograder.exercises.timed import _attention, compiled_softmax, grouped_decode
 from autograder.publish import course_root
 from autograder.stubs import cut
-from autograder.timing import PASS, Timer, Verdict
+from autograder.timing import Timer
+from autograder.verdicts import PASS, Verdict
 
 POINTS = dict(batched_attention=2, attention_without_query_loop=2, grouped_decode=3, compiled_softmax=2)
 EXERCISES = [find(name) for name in POINTS]
