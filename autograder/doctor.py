@@ -6,6 +6,7 @@ import platform
 import shutil
 from dataclasses import dataclass
 
+from . import cpu_clock
 from .sandbox import walls_available
 
 
@@ -18,16 +19,18 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """One Finding a part: Python, torch, Triton, GPU, sandbox, nbgrader, JupyterLab, a browser."""
+    """One Finding a part: Python, torch, Triton, GPU, sandbox, CPU accounts, nbgrader, JupyterLab, a browser."""
     import torch
     walled, how = walls_available()
-    gpu = torch.cuda.is_available()
+    gpu, missing = torch.cuda.is_available(), cpu_clock.unavailable()
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     return [
         Finding("Python", True, platform.python_version(), ""),
         _package("torch", "nothing in the course runs"),
         Finding("sandbox", walled, how,
                 "self-study runs learner code in a plain subprocess; classes are not graded unless told so"),
+        Finding("CPU accounts", not missing, missing or "the kernel tells each worker's CPU time",
+                "timed exercises are judged on values and counts; their time is not measured"),
         _package("nbgrader", "no classroom: assignments cannot be made or graded"),
         _package("jupyterlab", "the notebooks have no place to run; `mha check` works without it"),
         _package("anywidget", "instruments show their static picture only"),

@@ -76,5 +76,5 @@ def test_start_check_hint_progress_solution_in_a_workspace(tmp_path):
 
 def test_doctor_names_each_part_and_its_cost():
     shown = mha("doctor").stdout
-    for part in ("torch", "triton", "GPU", "sandbox", "nbgrader", "jupyterlab"):
+    for part in ("torch", "triton", "GPU", "sandbox", "CPU accounts", "nbgrader", "jupyterlab"):
         assert part in shown
