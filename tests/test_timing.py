@@ -212,11 +212,11 @@ def test_a_reference_that_is_lost_is_not_held_against_the_program(judged, monkey
 @needs_accounts
 def test_no_answer_in_time_is_left_open(grader, monkeypatch):
     impatient = Timer("auto")
-    monkeypatch.setattr(impatient._sandbox, "limits", replace(impatient._sandbox.limits, wall=8.0))
+    monkeypatch.setattr(impatient._sandbox, "limits", replace(impatient._sandbox.limits, wall=5.0))
     source = COMMON + "def big(*given):\n    time.sleep(60)\n"
     verdict = impatient.judge(EXERCISE, {"mha_lab/timed.py": source.encode()})
     impatient.close()
-    assert verdict.verdict == INCONCLUSIVE and "no answer within 8 s" in verdict.reason and verdict.ratio is None
+    assert verdict.verdict == INCONCLUSIVE and "no answer within 5 s" in verdict.reason and verdict.ratio is None
 
 
 @needs_accounts
