@@ -48,6 +48,7 @@ SESSIONS = (
     Session("06-grouped-cache", "Grouped heads and cache", "grouped", 80),
     Session("09-changed-heads", "Changed heads", "variants", 90),
     Session("08-head-evidence", "Head evidence", "evidence", 75),
+    Session("10-runtime", "Runtime", "runtime", 90),
 )
 
 
