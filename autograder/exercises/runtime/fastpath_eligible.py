@@ -20,14 +20,14 @@ exercise = Exercise(
     hints=(
         "Write the list of conditions as a table, one line each: a name, and whether the facts of this call break it. "
         "What is eligible, once the table stands?",
-        "The framework asks for one object, `query is key`, not for equal numbers. It asks whether autograd would record "
-        "the call, which evaluation mode alone does not settle.",
+        "The framework asks for one object, `query is key`, not for equal numbers. It asks whether autograd would "
+        "record the call, which evaluation mode alone does not settle.",
         "Some facts look as if they mattered and do not: a boolean mask, weights that are asked for, a dropout that "
         "evaluation does not apply, autocast for the CPU.",
     ),
     tensor=False,
-    hides="Every call with an even head count, biases and no gradients hides three of the rules; masks of one kind hide "
-          "the fourth.",
+    hides="Every call with an even head count, biases and no gradients hides three of the rules; masks of one kind "
+          "hide the fourth.",
 )
 
 
