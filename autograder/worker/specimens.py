@@ -3,12 +3,18 @@
 A recipe is {"storages": [1-d tensor, ...], "parameters": [(storage number, shape, stride, offset), ...],
 "names": {"q.weight": parameter number, ...}}. Strides and offsets count elements. Two names with one parameter
 number are one Parameter object; two parameters in one storage may share elements or not.
+
+A recipe with "surface" is a call to trace (surfaces.py); one with "vocabulary" a model that writes down how it is
+called (scribe.py).
 """
 from __future__ import annotations
 
 from typing import Any
 
 from torch import nn
+
+from .scribe import Scribe
+from .surfaces import Surface
 
 
 class Specimen(nn.Module):
@@ -17,6 +23,10 @@ class Specimen(nn.Module):
 
 def build(recipe: dict[str, Any]) -> nn.Module:
     """The module that a recipe describes. A dotted name puts a parameter into a part of its own."""
+    if "surface" in recipe:
+        return Surface(recipe)
+    if "vocabulary" in recipe:
+        return Scribe(recipe["vocabulary"], recipe["training"])
     storages = [storage.clone() for storage in recipe["storages"]]
     parameters = [nn.Parameter(storages[number].as_strided(tuple(shape), tuple(stride), offset))
                   for number, shape, stride, offset in recipe["parameters"]]
