@@ -87,20 +87,17 @@ def answer(layer: Layer, parts, x, positions=None, causal=True):
     tokens = x.shape[1]
     positions = torch.arange(tokens) if positions is None else positions
 
-    def project(role, n):
-        row = x @ parts[role][n].T
-        return row + parts[f"{role} bias"][n] if layer.bias else row
+    def project(role):
+        rows = torch.einsum("btm,hdm->bhtd", x, parts[role])
+        return rows + parts[f"{role} bias"][:, None] if layer.bias else rows
 
-    def turned(role, n):
-        return rotate(project(role, n)[:, None], positions, layer.base or 10000.0, layer.rope)[:, 0]
-
-    keys = [turned("k", g) for g in range(layer.kv_heads)]
-    values = [project("v", g) for g in range(layer.kv_heads)]
+    queries, keys = (rotate(project(role), positions, layer.base or 10000.0, layer.rope) for role in "qk")
+    values = project("v")
     output = parts["o bias"].expand(*x.shape) if layer.bias else torch.zeros_like(x)
     seen = torch.tensor([[s <= t or not causal for s in range(tokens)] for t in range(tokens)])
     for h in range(layer.heads):
         g = h // (layer.heads // layer.kv_heads)
-        scores = torch.einsum("btd,bsd->bts", turned("q", h), keys[g]) / math.sqrt(layer.head_dim)
-        mixed = scores.where(seen, -torch.inf).softmax(-1) @ values[g]
+        scores = torch.einsum("btd,bsd->bts", queries[:, h], keys[:, g]) / math.sqrt(layer.head_dim)
+        mixed = scores.where(seen, -torch.inf).softmax(-1) @ values[:, g]
         output = output + mixed @ parts["o"][:, h].T
-    return output, torch.stack(keys, 1), torch.stack(values, 1)
+    return output, keys, values
