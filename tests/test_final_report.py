@@ -86,7 +86,7 @@ def test_keep_and_export_write_one_file_beside_the_lab(workspace, monkeypatch):
     notebook.export_report()
     assert shown[0].endswith("losses, 3 values.") and "my-report.html" in shown[1]
     tables = Cells((workspace / "my-report.html").read_text(encoding="utf-8")).tables
-    assert tables["losses"][1:] == [["1 head", "0.00266368"], ["steps", "25"], ["shape", "(2, 9)"]]
+    assert tables["losses"][1:] == [["1 head", "0.00266368"], ["shape", "(2, 9)"], ["steps", "25"]]
     before = sorted(workspace.rglob("*"))
     for name in ("../outside.html", "mha_lab/runtime.html", "notes.py"):
         notebook.export_report(name)

@@ -13,7 +13,7 @@ from ._rotation import rotate as oracle
 NAME = "apply_rope"
 NAMES = "batch", "head", "token", "channel"
 exercise = Exercise(
-    NAME, step=5, points=3, minutes=9, difficulty=3, importance=5,
+    NAME, step=5, points=3, minutes=7, difficulty=3, importance=5,
     summary="Turn channel pairs of queries or keys by angles that grow with the position, in both pair conventions.",
     hints=(
         "Start with one pair (a, b) at one position: what are a·cos - b·sin and a·sin + b·cos? Then ask which axis of "

@@ -8,7 +8,7 @@ from ...exercise import CONTRACT, Exercise
 
 NAME = "check_publication"
 exercise = Exercise(
-    NAME, step=10, points=2, minutes=7, difficulty=2, importance=3,
+    NAME, step=10, points=2, minutes=5, difficulty=2, importance=3,
     summary="Rules for figures that are about to be published, applied to their records.",
     hints=(
         "One rule at a time, each a question with yes or no. Which rules ask the same of all four classes, and which "

@@ -11,7 +11,7 @@ from ...standard import normal
 
 NAME = "dropout_attention"
 exercise = Exercise(
-    NAME, step=3, points=2, minutes=6, difficulty=2, importance=4,
+    NAME, step=3, points=2, minutes=4, difficulty=2, importance=4,
     summary="Attention whose links are dropped in training; the returned probabilities still sum to one.",
     hints=(
         "Two things leave the function: heads that felt the dropout, and probabilities that did not. At which line do "

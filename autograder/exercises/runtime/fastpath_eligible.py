@@ -15,7 +15,7 @@ from ...lab import Mismatch
 from ...worker.counting import Counter
 
 exercise = Exercise(
-    "fastpath_eligible", step=1, points=3, minutes=8, difficulty=3, importance=3,
+    "fastpath_eligible", step=1, points=3, minutes=6, difficulty=3, importance=3,
     summary="Predict from facts about an nn.MultiheadAttention call whether it takes the inference fast path.",
     hints=(
         "Write the list of conditions as a table, one line each: a name, and whether the facts of this call break it. "

@@ -11,7 +11,7 @@ from ...worker.scribe import written
 NAME = "generate"
 VOCABULARY = 97
 exercise = Exercise(
-    NAME, step=8, points=4, minutes=12, difficulty=3, importance=5,
+    NAME, step=8, points=4, minutes=9, difficulty=3, importance=5,
     summary="Prompt once, then one new row a step at its own position, the cache handed on; the model left as it was.",
     hints=(
         "The first call runs the prompt and gives logits for each of its rows. Which row speaks about the next token, "

@@ -7,7 +7,7 @@ from ...standard import normal
 
 NAME = "induction_score"
 exercise = Exercise(
-    NAME, step=9, points=2, minutes=6, difficulty=2, importance=3,
+    NAME, step=9, points=2, minutes=4, difficulty=2, importance=3,
     summary="The mean mass that queries of a repeating sequence put on the token after their last occurrence.",
     hints=(
         "Write a sequence of period 4 under itself: A B C D A B C D. You stand at the second A, query 4. Which key "

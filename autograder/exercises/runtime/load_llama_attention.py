@@ -12,7 +12,7 @@ from ._llama_programs import RIGHTS, WRONGS
 
 NAME = "load_llama_attention"
 exercise = Exercise(
-    NAME, step=6, points=4, minutes=20, difficulty=4, importance=5,
+    NAME, step=6, points=4, minutes=14, difficulty=4, importance=5,
     summary="Load one Llama attention layer: names and shapes checked, stored either way round, fused or not, both "
             "rotations, a grouped cache.",
     hints=(

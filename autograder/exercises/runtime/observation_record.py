@@ -11,7 +11,7 @@ from ...standard import normal
 
 NAME = "observation_record"
 exercise = Exercise(
-    NAME, step=4, points=3, minutes=8, difficulty=2, importance=4,
+    NAME, step=4, points=3, minutes=5, difficulty=2, importance=4,
     summary="A reproducible record of one attention call: shapes, masks, modes, and the backend that a trace saw.",
     hints=(
         "Go through the list of fields and ask of each: who knows it? The tensors, the framework, the caller, or only "

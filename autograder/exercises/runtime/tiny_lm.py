@@ -14,7 +14,7 @@ from ...standard import normal
 
 NAME = "TinyLM"
 exercise = Exercise(
-    NAME, step=7, points=3, minutes=12, difficulty=3, importance=4,
+    NAME, step=7, points=3, minutes=8, difficulty=3, importance=4,
     summary="Embeddings, one causal attention layer, residual, norm and head; logits, a cache, and a next-token loss.",
     hints=(
         "Write the forward pass for one whole sequence first, and ask what row t may see. Then hand in the same tokens "
