@@ -135,10 +135,12 @@ def elsewhere(lab):
 def _chunks(lab, *cuts):
     handle, state = _built(lab, E, 4)
     tokens = tokens_of(E, count=7, seed=4)
-    want, cache = oracle(state, E, tokens), None
+    want, cache, parts = oracle(state, E, tokens), None, {}
     for start, end in zip(cuts, cuts[1:], strict=False):
         told = {"cache": cache} if cache is not None else {}
-        got, cache = _logits(lab, handle, E, tokens[:, start:end], positions=torch.arange(start, end), **told)
+        parts[start, end], cache = _logits(lab, handle, E, tokens[:, start:end], positions=torch.arange(start, end),
+                                           **told)
+    for (start, end), got in parts.items():
         expect.close(got, want[:, start:end], f"the logits of tokens {start} to {end - 1}", NAMES)
 
 
