@@ -3,7 +3,7 @@ from ... import expect
 from ...exercise import CONTRACT, Exercise
 
 exercise = Exercise(
-    "attention_dropout_p", step=2, points=1, minutes=1, difficulty=1, importance=4,
+    "attention_dropout_p", step=2, points=1, minutes=2, difficulty=1, importance=4,
     summary="The dropout probability for one SDPA call, from the module's probability and its mode.",
     hints=(
         "SDPA takes a number and no mode. Whatever number it gets, it applies.",
