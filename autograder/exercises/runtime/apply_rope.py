@@ -85,6 +85,11 @@ def any_order(lab):
     _try(lab, SIZES, torch.tensor([3, 0, 41, 7, 7]), seed=2)
 
 
+@exercise.case("far positions, at the base that is meant when none is given")
+def far(lab):
+    _try(lab, SIZES, torch.arange(5) * 200, seed=12, defaults=True)
+
+
 @exercise.case("each sample at its own positions, [B,T]")
 def each_sample(lab):
     _try(lab, SIZES, torch.tensor([[0, 1, 2, 3, 4], [9, 10, 11, 12, 13]]), seed=3)

@@ -96,6 +96,7 @@ loads("one fused projection, all q, then k, then v", BASE.other(fused="qkv"))
 loads("one fused projection, group by group, with biases", BASE.other(fused="per_kv_group", bias=True))
 loads("positions that do not start at 0", BASE, positions=torch.arange(7, 12))
 loads("positions of each sample", BASE, positions=torch.tensor([[0, 1, 2, 3, 4], [6, 7, 8, 9, 10]]))
+loads("far positions, at the base that is meant when none is given", BASE, positions=torch.arange(5) * 200)
 loads("another base: 500000, as in Llama 3", BASE.other(base=500000.0), positions=torch.arange(5) * 40)
 loads("without the triangle", BASE, causal=False)
 
