@@ -65,6 +65,7 @@ class Answer:
     output_index: dict[int, int]
     counts: dict | None = None
     left: list[torch.Tensor] | None = None
+    drew: bool = False
 
     def layout(self, tensor: torch.Tensor) -> Layout:
         """Strides (elements), offset and storage number of a tensor of this answer, as the program returned it."""
@@ -116,15 +117,17 @@ class Lab:
         self.last: Answer | None = None
 
     def call(self, name: str, *args, watch: tuple[str, ...] = (), count: bool | str = False, seed: int = 0,
-             restores: bool = False, **kwargs):
+             restores: bool = False, modes: Mapping[str, bool] | None = None, **kwargs):
         """The value of `name(*args, **kwargs)`; Mismatch if it raises. Details of the answer are in `self.last`.
 
         watch=("layout",) enters the strides and storage of the result into the transcript, ("storage",) only
         whether it lies in the memory of an input. restores=True: the program may step in its inputs if it puts their
         values back; nothing counts as changed, and `self.last.left` holds the inputs as it left them.
+        modes={"grad": False, "autocast": True} sets either for the call. `self.last.drew` says whether torch's global
+        generator moved.
         """
         return self._expect_value(self._request("call", name, args, kwargs, count=count, seed=seed,
-                                                restores=restores), name, watch)
+                                                restores=restores, modes=modes and dict(modes)), name, watch)
 
     def method(self, handle: Handle, name: str, *args, watch: tuple[str, ...] = (), count: bool = False,
                seed: int = 0, **kwargs):
@@ -220,7 +223,7 @@ class Lab:
         value = body["value"]
         output_index = {id(t): i for i, t in enumerate(unpacker.tensors)}
         answer = Answer(value, unpacker.layouts, self._inputs, self._numbers, output_index, body.get("counts"),
-                        body.get("left"))
+                        body.get("left"), bool(body.get("drew")))
         self.last = answer
         seen = value
         if "layout" in watch:

@@ -1,10 +1,14 @@
-"""What people call in JupyterLab: check, hint, solution, progress, predict. Each shows a panel and returns None."""
+"""What people call in JupyterLab: check, hint, solution, progress, predict, keep and export_report.
+
+Each shows a panel and returns None.
+"""
 from __future__ import annotations
 
 import ast
 import atexit
 import html
 import os
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -12,12 +16,13 @@ from IPython.display import HTML, display
 
 from .exercises import SESSIONS, select
 from .exercises import find as _find
+from .final_report import page as _page
 from .grading import Grader
 from .progress import Progress, find_lab
 from .report import MARKS, WORDS, Report
 from .sandbox import Limits, SandboxError
 
-__all__ = ["check", "hint", "solution", "progress", "predict"]
+__all__ = ["check", "hint", "solution", "progress", "predict", "keep", "export_report"]
 
 _said: set[str] = set()
 _BOX = ("border:1px solid rgba(127,127,127,.45);border-radius:6px;padding:.6em .9em;margin:.4em 0;"
@@ -137,6 +142,35 @@ def predict(id: str, value: Any) -> None:
     kept.predict(id, literal)
     changed = f" (before: {before})" if before not in (None, repr(literal)) else ""
     _say(f"Noted: {literal!r}{changed}. Now look.")
+
+
+def keep(name: str, values: Mapping[str, Any]) -> None:
+    """Keep figures that you computed, or a record, for your report: plain values by name."""
+    try:
+        kept = Progress(find_lab())
+    except LookupError as e:
+        return _say(str(e))
+    kept.note(name, {str(k): f"{v:.6g}" if isinstance(v, float) else str(v) for k, v in values.items()})
+    _say(f"Kept for your report: {name}, {len(values)} value{'s' if len(values) != 1 else ''}.")
+
+
+def export_report(name: str = "my-report.html") -> None:
+    """Write what you did into one self-contained page beside your `mha_lab/`.
+
+    Sessions and points, named mistakes met and beaten, predictions, and what `keep` kept.
+    """
+    try:
+        lab = find_lab()
+    except LookupError as e:
+        return _say(str(e))
+    kept = Progress(lab)
+    if not kept.kept:
+        return _say("A report is written in a self-study workspace (`mha start DIR` makes one): an assignment keeps no "
+                    "record of its own.")
+    if os.path.basename(name) != name or not name.endswith(".html"):
+        return _say(f"A report is one file beside mha_lab/, such as my-report.html, not {name!r}.")
+    (lab / name).write_text(_page(kept, SESSIONS), encoding="utf-8")
+    _say(f"Written: {lab / name}. It needs no network and no course to be read.")
 
 
 def _say(text: str, title: str = "") -> None:

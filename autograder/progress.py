@@ -20,7 +20,7 @@ def find_lab(start: Path | str | None = None) -> Path:
 
 
 class Progress:
-    """Best score, last status, hints read, predictions and named mistakes of one workspace.
+    """Best score, last status, hints read, predictions, named mistakes and kept figures of one workspace.
 
     A lab folder without `.mha` (a released assignment, a teacher's folder) is read, never written.
     """
@@ -28,7 +28,7 @@ class Progress:
     def __init__(self, lab: Path | str):
         self._file = Path(lab) / ".mha" / "progress.json"
         self.kept = self._file.parent.is_dir()
-        self._data: dict[str, Any] = {"exercises": {}, "predictions": {}}
+        self._data: dict[str, Any] = {"exercises": {}, "predictions": {}, "notes": {}}
         try:
             self._data |= json.loads(self._file.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -65,6 +65,19 @@ class Progress:
 
     def prediction(self, id_: str) -> str | None:
         return self._data["predictions"].get(id_)
+
+    @property
+    def predictions(self) -> dict[str, str]:
+        """All predictions, as text, by id."""
+        return dict(self._data["predictions"])
+
+    def note(self, name: str, value: dict[str, str]) -> None:
+        """Keep figures or a record, as text by name, for the final report."""
+        self._store("notes", name, value)
+
+    @property
+    def notes(self) -> dict[str, dict[str, str]]:
+        return dict(self._data["notes"])
 
     def _store(self, part: str, key: str, value: Any) -> None:
         self._data[part][key] = value

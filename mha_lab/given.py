@@ -14,6 +14,15 @@ from torch import Tensor
 
 from .records_cross import *  # noqa: F403  of session 05
 from .records_evidence import CLAIMS, KINDS, SPLITS, STEPS, Evidence, Release, Step  # noqa: F401  of session 08
+from .records_runtime import (  # noqa: F401
+    ATTENTION_OPERATORS,
+    FASTPATH_REASONS,
+    SOURCE_CLASSES,
+    FastpathCall,
+    FigureRecord,
+    LlamaConfig,
+    operators,
+)
 
 
 def attend(q: Float[Tensor, "B H T D"], k: Float[Tensor, "B H S D"], v: Float[Tensor, "B H S D_v"],

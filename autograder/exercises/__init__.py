@@ -58,6 +58,7 @@ SESSIONS = (
     Session("07-kernels", "Kernels", "kernels", 100, ("timed",)),
     Session("09-changed-heads", "Changed heads", "variants", 90),
     Session("08-head-evidence", "Head evidence", "evidence", 75),
+    Session("10-runtime", "Runtime", "runtime", 90),
 )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from . import containers, histories, ranks, specimens
+from . import containers, histories, ranks, specimens, surfaces
 from .batched import sample_by_sample
 from .counting import counter_for
 from .given_records import given_record
@@ -15,6 +15,7 @@ from .turns import Turns
 from .wire import Packer, Unpacker
 
 _equal, _clone, _no_grad = torch.equal, torch.Tensor.clone, torch.no_grad
+_rng_state = torch.get_rng_state
 
 
 class Executor:
@@ -46,17 +47,20 @@ class Executor:
         self._last = None
         torch.default_generator.manual_seed(request.get("seed", 0))
         counter = counter_for(request.get("count"), unpacker.tensors)
+        state = _rng_state()
         error = value = None
         try:
-            if counter:
-                with counter:
+            with surfaces.modes(request.get("modes")):
+                if counter:
+                    with counter:
+                        value = function(*args, **kwargs)
+                else:
                     value = function(*args, **kwargs)
-            else:
-                value = function(*args, **kwargs)
         except BaseException as e:
             if isinstance(e, KeyboardInterrupt):
                 raise
             error = describe(e)
+        drew = not _equal(_rng_state(), state)
         mutated = [i for i, (t, version, copy) in enumerate(before)
                    if t._version != version or not _equal_nan(t.detach(), copy)]
         if request.get("restores"):
@@ -69,7 +73,7 @@ class Executor:
         packer = Packer(layouts=False, known=known, handles=self._handles, limit=self._limit)
         tree = packer.pack(value)
         self._last = (packer.tensors, unpacker.tensors, target)
-        facts = {"value": tree, "mutated": mutated, "rearranged": rearranged}
+        facts = {"value": tree, "mutated": mutated, "rearranged": rearranged, "drew": drew}
         if counter:
             facts["counts"] = counter.facts(known)
         if request.get("restores"):

@@ -6,7 +6,8 @@ number are one Parameter object; two parameters in one storage may share element
 
 {"attention": "sdpa" | "products" | "none", "q": ..., "k": ..., "v": ..., "options": {...}, "only": "MATH" or None} is
 a function of no arguments instead: PyTorch's attention with these options (on one backend only), the same by two matrix
-products, or none at all.
+products, or none at all. A recipe with "surface" is a call to trace (surfaces.py); one with
+"vocabulary" a model that writes down how it is called (scribe.py).
 """
 from __future__ import annotations
 
@@ -14,6 +15,9 @@ from typing import Any
 
 from torch import nn
 from torch.nn import functional as F
+
+from .scribe import Scribe
+from .surfaces import Surface
 
 
 class Specimen(nn.Module):
@@ -43,6 +47,10 @@ def build(recipe: dict[str, Any]) -> nn.Module | AttentionCall:
     """What a recipe describes. A dotted name puts a parameter into a part of its own."""
     if "attention" in recipe:
         return AttentionCall(recipe)
+    if "surface" in recipe:
+        return Surface(recipe)
+    if "vocabulary" in recipe:
+        return Scribe(recipe["vocabulary"], recipe["training"])
     storages = [storage.clone() for storage in recipe["storages"]]
     parameters = [nn.Parameter(storages[number].as_strided(tuple(shape), tuple(stride), offset))
                   for number, shape, stride, offset in recipe["parameters"]]

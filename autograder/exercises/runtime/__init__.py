@@ -1,0 +1,1 @@
+"""Session 10, runtime."""
