@@ -13,14 +13,14 @@ and it has `svg(**changes)`, `alt(**changes)`, `view(**changes)`, and works with
 Register the class in `_HOMES` of `mha_lab/instruments/__init__.py`.
 
 **A scene** is plain data, made by `scene`, `grid`, `table`, `bars` and `words` below; `js/paint.js` has the same five
-functions. The browser makes the scene itself (no kernel is asked), so the JavaScript `scene(data, state)` has to equal
-the Python one: `tests/instruments/kit.py` has `assert_agreement(cases)`, which runs both. Numbers that become text go
-through `fixed` (both sides round alike).
+functions (the first is called `sceneOf` there). The browser makes the scene itself, without asking a kernel, so the
+JavaScript `scene(data, state)` has to equal the Python one: `tests/instruments/kit.py` has `assert_agreement(...)`,
+which runs both. Numbers that become text go through `fixed` (both sides round alike).
 
 **Browser**: `js/cache_desk.js` exports `scene(data, state)` and a default with `render`:
 
     import { mount } from "./kit.js";
-    import { grid, scene as sceneOf } from "./paint.js";
+    import { grid, sceneOf } from "./paint.js";
     export function scene(data, state) { ... }
     export default { render: (context) => mount(context, {
       name: "cache-desk", title: "The cache desk", scene,
@@ -31,15 +31,17 @@ through `fixed` (both sides round alike).
       pick: (data, state, part, index) => changes,          // optional: click, Enter or Space on a cell
     }) };
 
-Each control names a `label`, `value(state)` and `set(value) -> changes`; `values(state)` or `options(state)` list what
-can be set, so that nothing else can; `shown(state)` hides it. See the comments in `js/kit.js`. `mount` sends every
-change to the kernel as one message, redraws only what changed, moves the cursor with arrows, Home, End, Page keys or the pointer,
-speaks the probe's text in a live region, keeps these keys from JupyterLab, and folds the still picture away.
-Joined modules share one scope: give top-level names that no other file under `js/` has.
+Each control has a `name`, a `label`, `value(state)` and `set(value) -> changes`; `values(state)` or `options(state)`
+list what can be set, so that nothing else can; `shown(state)` hides it. See the comments in `js/kit.js`.
+`mount` sends every change to the kernel as one message, redraws only what changed, moves the cursor with arrows, Home,
+End, Page keys or the pointer (where neither is, it stands at the optional `home(data, state) -> { id, index }`), speaks
+the probe's text in a live region, keeps these keys from JupyterLab, and folds the still picture away. Joined modules
+share one scope: give top-level names that no imported file has, and import without `as`.
 
 **Colour** comes from `FILLS`: a key names a colour *and* a hatch, so that no meaning is carried by colour alone, and
 cells stay light with dark text in both themes. `t0`..`t7` identities (tokens, rows, heads), `w0`..`w10` a share from 0
-to 1, `p1`..`p4` and `n1`..`n4` signed sizes, `off` hidden or masked, `none` empty, `good` and `bad` verdicts.
+to 1, `p1`..`p4` and `n1`..`n4` signed sizes, `off` hidden or masked, `none` empty, `void` no cell at all, `good` and
+`bad` verdicts.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ FILLS: dict[str, tuple[str, int]] = {
        for i in range(1, 5)},
     "off": ("#d6dae0", CROSS),
     "none": ("none", 0),
+    "void": ("none", 0),
     "good": ("#c9e7b8", 0),
     "bad": ("#f6c1d3", CROSS),
 }

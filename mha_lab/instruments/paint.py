@@ -72,6 +72,8 @@ def paint_grid(part: dict, uid: str) -> tuple[str, int, int]:
             for y, label in zip(at["ys"], part["rows"], strict=True)]
     boxes: dict[str, list[str]] = {}
     for index, key in enumerate(part["fills"]):
+        if key == "void":
+            continue
         boxes.setdefault(key, []).append(f"M{at['xs'][index % columns]} {at['ys'][index // columns]}h{w}v{h}h-{w}z")
     for key, found in boxes.items():
         colour, hatch = FILLS[key]

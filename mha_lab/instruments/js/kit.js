@@ -5,7 +5,7 @@ import { escape } from "./drawing.js";
 import { geometry, paintBars, paintGrid, patterns, tableHtml } from "./paint.js";
 
 /**
- * Controls: each takes { name, label, value(state), set(value) -> changes, shown(state)? } and
+ * Controls: each takes { name, label, value(state), set(value) -> changes or (state) -> changes, shown(state)? } and
  *   slider   values(state) -> list of what can be set
  *   radios   options: { key: label }
  *   select   options(state) -> [[value, label], ...]
@@ -254,7 +254,7 @@ export function mount({ model, el }, spec) {
 
   function change(changes) {
     if (!changes) return;
-    state = settle({ ...state, ...changes });
+    state = settle({ ...state, ...(typeof changes === "function" ? changes(state) : changes) });
     changing = true;
     model.set("state", state);
     changing = false;
@@ -281,7 +281,8 @@ export function mount({ model, el }, spec) {
   }
 
   function point() {
-    const cell = [hovered, kept].find((one) => one && stage.grid(one.id)?.part.fills.length > one.index) ?? null;
+    const wanted = [hovered, kept, spec.home?.(data, state)];
+    const cell = wanted.find((one) => one && stage.grid(one.id)?.part.fills.length > one.index) ?? null;
     const found = cell && spec.probe ? spec.probe(data, state, cell.id, cell.index) : null;
     stage.mark(cell, found?.marks ?? {}, found?.tip ?? "");
     readout.textContent = found?.text ?? spec.hint ?? "";

@@ -27,7 +27,7 @@ export function signed(value, largest) {
   return level >= 1 ? `${value > 0 ? "p" : "n"}${Math.min(4, level)}` : "none";
 }
 
-export const scene = (alt, parts) => ({ alt, parts });
+export const sceneOf = (alt, parts) => ({ alt, parts });
 export const grid = (id, title, rows, cols, fills, labels = [], more = {}) => ({ kind: "grid", id, title, rows, cols,
   fills, labels, verdict: "", row_block: 0, col_block: 0, notes: [], ...more });
 export const table = (id, title, head, rows, more = {}) =>
@@ -73,6 +73,7 @@ export function paintGrid(part, uid, fills, at = geometry(part)) {
   part.rows.forEach((label, i) => { out += text(at.left - 5, at.ys[i] + halved(at.h) + 3, label, "head", "end"); });
   const boxes = new Map();
   part.fills.forEach((key, index) => {
+    if (key === "void") return;
     const box = `M${at.xs[index % columns]} ${at.ys[Math.floor(index / columns)]}h${w}v${h}h-${w}z`;
     boxes.set(key, (boxes.get(key) ?? "") + box);
   });
