@@ -12,9 +12,9 @@ from importlib import import_module
 from secrets import token_hex
 
 _HOMES = {"ShapeMachine": "shape_machine", "shape_tape": "shape_machine", "write_svg": "static",
-          "StrideExplorer": "stride_explorer", "explore": "stride_explorer"}
+          "AttentionDesk": "attention_desk", "StrideExplorer": "stride_explorer", "explore": "stride_explorer"}
 
-__all__ = ["ShapeMachine", "StrideExplorer", "explore", "shape_tape", "show", "write_svg"]
+__all__ = ["AttentionDesk", "ShapeMachine", "StrideExplorer", "explore", "shape_tape", "show", "write_svg"]
 
 
 def show(instrument, **state) -> None:

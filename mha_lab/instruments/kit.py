@@ -85,7 +85,9 @@ def share(value: float) -> str:
 
 
 def signed(value: float, largest: float) -> str:
-    """The fill of a signed size, relative to the largest absolute one."""
+    """The fill of a signed size, relative to the largest absolute one; "off" for what is no number."""
+    if not math.isfinite(value):
+        return "off"
     level = math.ceil(4 * abs(value) / largest - 1e-7) if largest > 0 else 0
     return "none" if level < 1 else f"{'p' if value > 0 else 'n'}{min(4, level)}"
 

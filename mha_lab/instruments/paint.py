@@ -18,7 +18,7 @@ fill:#1f2328}
 .cell{fill:#111}.head{fill:#59636e}.name{font-weight:600}.title{font-size:17px;font-weight:700}
 .ok{fill:#116329;font-weight:700;font-size:14px}.bad{fill:#a40e26;font-weight:700;font-size:14px}
 .miss{fill:#a40e26}.now{font-weight:700}.quiet{fill:#59636e}
-.on{stroke:#3d444d}.off{fill:none;stroke:#8c959f;stroke-dasharray:2 2}.rule{stroke:#d1d9e0}
+.on{stroke:#3d444d}.thin{stroke-opacity:.3}.off{fill:none;stroke:#8c959f;stroke-dasharray:2 2}.rule{stroke:#d1d9e0}
 .paper{fill:#fff;stroke:#d1d9e0}
 """
 
@@ -78,7 +78,7 @@ def paint_grid(part: dict, uid: str) -> tuple[str, int, int]:
     for key, found in boxes.items():
         colour, hatch = FILLS[key]
         path = "".join(found)
-        kind = "off" if key == "none" else "on"
+        kind = ("off" if key == "none" else "on") + ("" if at["labelled"] else " thin")
         out.append(f'<path d="{path}" fill="{colour}" class="{kind}" data-fill="{key}"/>')
         if hatch:
             out.append(f'<path d="{path}" fill="url(#{uid}h{hatch})"/>')

@@ -5,7 +5,7 @@ from nbconvert import HTMLExporter
 from nbformat import v4
 from playwright.sync_api import expect
 
-from mha_lab.instruments import StrideExplorer, show
+from mha_lab.instruments import AttentionDesk, StrideExplorer, show
 from mha_lab.instruments.static import picture_html
 
 pytestmark = pytest.mark.browser
@@ -103,19 +103,78 @@ def test_examples_and_extents(open_instrument):
     page = open_instrument(StrideExplorer())
     control(page, "example").select_option("repeat")
     assert saved(page)["chain"].startswith("unsqueeze(2).expand") and "of 36 cells" in part(page, "wrong").inner_text()
-    for name in ("G", "R", "T", "D"):
+    for name in ("G", "T"):
         control(page, name).focus()
-        for key in ("End", "Home", "End"):
+        for key in ("End", "Home"):
             page.keyboard.press(key)
             StrideExplorer(saved(page)["base"], saved(page)["sizes"], saved(page)["chain"])
     assert page.get_by_role("group").first.get_attribute("aria-label").startswith("The stride explorer. ")
 
 
+def test_a_click_hides_a_pair_from_a_query(open_instrument):
+    desk = AttentionDesk()
+    page = open_instrument(desk)
+    page.mouse.click(*cell(page, "mask", 3))
+    cells = saved(page)["cells"]
+    assert cells == "1110" + "1" * 31
+    row = desk.weights(cells=cells)[0, 0].tolist()
+    words = part(page, "head0").locator("svg .cell").all_text_contents()
+    assert words[:6] == [f"{weight:.2f}" for weight in row[:3] + row[4:]]
+    assert "s3 is hidden from t0" in readout(page)
+    page.mouse.click(*cell(page, "head1", 3))
+    assert saved(page)["cells"] == "1" * 35
+    assert page.get_by_label("mask", exact=True).input_value() == ""
+
+
+def test_the_mask_by_keyboard_and_presets(open_instrument):
+    page = open_instrument(AttentionDesk())
+    page.evaluate("document.addEventListener('keydown', (event) => event.preventDefault())")
+    part(page, "head0").focus()
+    for key in ("ArrowDown", "ArrowRight", "Enter"):
+        page.keyboard.press(key)
+    assert saved(page)["cells"][8] == "0" and "s1 is hidden from t1" in readout(page)
+    assert marked(page, "head0", "here") == [9] and marked(page, "mask", "partner") == [8]
+    assert marked(page, "mean", "partner") == [9]
+    control(page, "mask").select_option("bottom-right")
+    assert saved(page)["cells"] == "" and part(page, "mask").locator("svg .cell", has_text="✓").count() == 25
+    control(page, "mask").select_option("padding")
+    control(page, "amount").focus()
+    page.keyboard.press("End")
+    assert "No visible key for t0, t1, t2, t3, t4" in part(page, "empty").inner_text()
+
+
+def test_every_view_of_the_desk(open_instrument):
+    desk = AttentionDesk()
+    page = open_instrument(desk, mask="causal")
+    for view, name in (("lens", "lens"), ("one", "one"), ("writes", "writes"), ("rank", "rank"), ("who", "mean")):
+        page.locator(f"input[value={view}]").check()
+        assert saved(page)["view"] == view and part(page, name).is_visible()
+        if control(page, "query").is_visible():
+            control(page, "query").focus()
+            page.keyboard.press("ArrowRight")
+            assert f"query t{saved(page)['query']}" in part(page, name).inner_text()
+    assert saved(page)["query"] == 3
+    control(page, "head").select_option("2")
+    assert part(page, "head0").count() == 0 and part(page, "head2").is_visible()
+
+
 @pytest.mark.parametrize("dark", [False, True])
-def test_names_contrast_and_screenshot(open_instrument, dark, tmp_path):
-    page = open_instrument(StrideExplorer(**SPLIT), dark=dark, width=1100)
+@pytest.mark.parametrize("instrument", [StrideExplorer(**SPLIT), AttentionDesk()], ids=lambda one: one.name)
+def test_names_contrast_and_screenshot(open_instrument, dark, instrument, tmp_path):
+    page = open_instrument(instrument, dark=dark, width=1100)
     assert_accessible(page)
-    page.screenshot(path=tmp_path / f"stride-explorer-{dark}.png", full_page=True)
+    page.screenshot(path=tmp_path / f"{instrument.name}-{dark}.png", full_page=True)
+
+
+def test_meaning_is_not_in_colour_alone(open_instrument):
+    """Hidden pairs are hatched, identities carry a label and a hatch, signs a hatch and a minus."""
+    page = open_instrument(AttentionDesk(), mask="causal", view="writes")
+    for name, key in (("mask", "off"), ("writes", "n1")):
+        path = part(page, name).locator(f"path[data-fill={key}]").get_attribute("d")
+        assert part(page, name).locator("path[fill^='url(#']").evaluate_all(
+            "(all, d) => all.some((e) => e.getAttribute('d') === d)", path)
+    page = open_instrument(StrideExplorer(**SPLIT))
+    assert {"t0", "t1", "t4"} <= set(part(page, "logical").locator("svg .cell").all_text_contents())
 
 
 def assert_accessible(page):
@@ -131,7 +190,7 @@ def assert_accessible(page):
       const root = document.querySelector(".mha-kit"), paper = rgb(getComputedStyle(root).backgroundColor);
       const blend = ([r, g, b, a = 1]) => [r, g, b].map((v, i) => v * a + paper[i] * (1 - a));
       const ink = (e) => blend(rgb(getComputedStyle(e)[e.closest("svg") ? "fill" : "color"]));
-      const plain = [...root.querySelectorAll("p, td, th, label, legend, svg .head, svg .name, svg .ok, svg .bad, svg .say")];
+      const plain = [...root.querySelectorAll("p, td, th, label, legend, svg :is(.head, .name, .ok, .bad, .say)")];
       return [plain.length, Math.min(...plain.map((e) => ratio(ink(e), paper)))];
     }""")
     assert contrasts[0] > 20 and contrasts[1] >= 4.5, contrasts
@@ -155,7 +214,7 @@ def test_python_can_move_the_view(open_instrument):
 def test_still_pictures_need_no_javascript_and_survive_nbconvert(chromium, monkeypatch):
     shown = []
     monkeypatch.setattr("IPython.display.display", shown.append)
-    instruments = [StrideExplorer(**SPLIT)]
+    instruments = [StrideExplorer(**SPLIT), AttentionDesk()]
     for instrument in instruments:
         show(instrument)
     outputs = []

@@ -23,6 +23,7 @@ export const share = (value) =>
 
 /** The fill of a signed size, relative to the largest absolute one. */
 export function signed(value, largest) {
+  if (!Number.isFinite(value)) return "off";
   const level = largest > 0 ? Math.ceil((4 * Math.abs(value)) / largest - 1e-7) : 0;
   return level >= 1 ? `${value > 0 ? "p" : "n"}${Math.min(4, level)}` : "none";
 }
@@ -78,8 +79,8 @@ export function paintGrid(part, uid, fills, at = geometry(part)) {
     boxes.set(key, (boxes.get(key) ?? "") + box);
   });
   for (const [key, path] of boxes) {
-    const [colour, hatching] = fills[key];
-    out += `<path d="${path}" fill="${colour}" class="${key === "none" ? "off" : "on"}" data-fill="${key}"/>`;
+    const [colour, hatching] = fills[key], kind = (key === "none" ? "off" : "on") + (at.labelled ? "" : " thin");
+    out += `<path d="${path}" fill="${colour}" class="${kind}" data-fill="${key}"/>`;
     if (hatching) out += `<path d="${path}" fill="url(#${uid}h${hatching})"/>`;
   }
   if (at.labelled) {
