@@ -51,7 +51,8 @@ def layout(got: Any, want: torch.Tensor, axes: Mapping[str, int], what: str = "o
     figure = Figure.around(got, want, at, what, lambda v: _short(v, axes), names)
     if ours and theirs:
         if figure:
-            figure.reading = Reading(dict(axes), list(split or got.shape), *([offset, *steps] for offset, steps in (ours, theirs)))
+            both = ([offset, *steps] for offset, steps in (ours, theirs))
+            figure.reading = Reading(dict(axes), list(split or got.shape), *both)
         text += f"; you read the source with strides {_strides(ours)}, the contract reads it with {_strides(theirs)}"
     raise Mismatch(text, figure)
 

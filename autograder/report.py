@@ -17,7 +17,10 @@ COLOURS = {"passed": "#1a7f4b", "failed": "#b3401e", "error": "#b3401e", "timeou
 
 @dataclass
 class Reading:
-    """Two ways to read one coded source: `axes` names its extents; each side is the offset and then the strides of `shape`."""
+    """Two ways to read one coded source.
+
+    axes: the source's extents by name. holds, expected: the offset and then the strides of `shape`, in elements.
+    """
 
     axes: dict[str, int]
     shape: list[int]
