@@ -18,7 +18,8 @@ fill:#1f2328}
 .cell{fill:#111}.head{fill:#59636e}.name{font-weight:600}.title{font-size:17px;font-weight:700}
 .ok{fill:#116329;font-weight:700;font-size:14px}.bad{fill:#a40e26;font-weight:700;font-size:14px}
 .miss{fill:#a40e26}.now{font-weight:700}.quiet{fill:#59636e}
-.on{stroke:#3d444d}.thin{stroke-opacity:.3}.off{fill:none;stroke:#8c959f;stroke-dasharray:2 2}.rule{stroke:#d1d9e0}
+.on{stroke:#3d444d}.on.thin{stroke:none}.lines{stroke:#fff}
+.off{fill:none;stroke:#8c959f;stroke-dasharray:2 2}.rule{stroke:#d1d9e0}
 .paper{fill:#fff;stroke:#d1d9e0}
 """
 
@@ -54,11 +55,13 @@ def geometry(part: dict) -> dict:
 
 
 def paint_grid(part: dict, uid: str) -> tuple[str, int, int]:
-    """(SVG elements, width, height) of a grid, at the origin. Cells of one fill are one path."""
+    """(SVG elements, width, height) of a grid, at the origin. Cells of one fill are one path.
+
+    Small cells are drawn as runs of one fill with lines over them: a few hundred boxes in place of thousands.
+    """
     at = geometry(part)
-    w, h, columns = at["w"] - 2, at["h"] - 2, len(part["cols"])
-    if not at["labelled"]:
-        w, h = w + 1, h + 1
+    columns, inset = len(part["cols"]), 2 if at["labelled"] else 0
+    w, h = at["w"] - inset, at["h"] - inset
     out = []
     if part["verdict"]:
         right = part["verdict"] == "right"
@@ -68,13 +71,20 @@ def paint_grid(part: dict, uid: str) -> tuple[str, int, int]:
     step = -(-(7 * longest + 4) // at["w"]) or 1
     out += [text(x + at["w"] // 2, at["top"] - 6, label, "head", "middle")
             for i, (x, label) in enumerate(zip(at["xs"], part["cols"], strict=True)) if i % step == 0]
+    every = 4 if not at["labelled"] and len(part["rows"]) > 32 else 1
     out += [text(at["left"] - 5, y + at["h"] // 2 + 3, label, "head", "end")
-            for y, label in zip(at["ys"], part["rows"], strict=True)]
+            for i, (y, label) in enumerate(zip(at["ys"], part["rows"], strict=True)) if i % every == 0]
     boxes: dict[str, list[str]] = {}
-    for index, key in enumerate(part["fills"]):
-        if key == "void":
-            continue
-        boxes.setdefault(key, []).append(f"M{at['xs'][index % columns]} {at['ys'][index // columns]}h{w}v{h}h-{w}z")
+    index, fills = 0, part["fills"]
+    while index < len(fills):
+        key, col, end = fills[index], index % columns, index + 1
+        if not at["labelled"]:
+            while end % columns and fills[end] == key and at["xs"][end % columns] - at["xs"][end % columns - 1] == w:
+                end += 1
+        if key != "void":
+            wide = w * (end - index)
+            boxes.setdefault(key, []).append(f"M{at['xs'][col]} {at['ys'][index // columns]}h{wide}v{h}h-{wide}z")
+        index = end
     for key, found in boxes.items():
         colour, hatch = FILLS[key]
         path = "".join(found)
@@ -82,6 +92,10 @@ def paint_grid(part: dict, uid: str) -> tuple[str, int, int]:
         out.append(f'<path d="{path}" fill="{colour}" class="{kind}" data-fill="{key}"/>')
         if hatch:
             out.append(f'<path d="{path}" fill="url(#{uid}h{hatch})"/>')
+    if not at["labelled"] and fills:
+        lines = [f"M{x} {at['top']}V{at['height']}" for x in at["xs"]]
+        lines += [f"M{at['left']} {y}H{at['right']}" for y in at["ys"]]
+        out.append(f'<path d="{"".join(lines)}" class="lines"/>')
     if at["labelled"]:
         out += [text(at["xs"][index % columns] + w // 2, at["ys"][index // columns] + h // 2 + 4, label,
                      "head" if part["fills"][index] == "none" else "cell", "middle")

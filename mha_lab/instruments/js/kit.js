@@ -238,11 +238,11 @@ class Stage {
     this.tip.hidden = !holder || !tip;
     if (this.tip.hidden) return;
     this.tip.textContent = tip;
-    const svg = holder.node.firstChild.getBoundingClientRect(), frame = this.box.getBoundingClientRect();
-    const scale = svg.width / holder.node.firstChild.viewBox.baseVal.width, { xs, ys, h } = holder.at;
-    const x = svg.left - frame.left + scale * xs[here.index % xs.length];
-    const y = svg.top - frame.top + scale * (ys[Math.floor(here.index / xs.length)] + h + 4);
-    this.tip.style.transform = `translate(${Math.round(Math.max(0, Math.min(x, frame.width - 8 * tip.length)))}px,${Math.round(y)}px)`;
+    const { xs, ys, h, width, top } = holder.at, x = xs[here.index % xs.length], y = ys[Math.floor(here.index / xs.length)];
+    const above = y - 22 > top || y + h + 22 > holder.at.height;  // inside the grid, without asking for a layout
+    this.tip.style.transform = `translate(${Math.max(0, Math.min(x, width - 8 * tip.length - 12))}px,`
+      + `${above ? y - 22 : y + h + 2}px)`;
+    if (this.tip.parentNode !== holder.node) holder.node.append(this.tip);
   }
 }
 
@@ -284,7 +284,7 @@ export function mount({ model, el }, spec) {
     const wanted = [hovered, kept, spec.home?.(data, state)];
     const cell = wanted.find((one) => one && stage.grid(one.id)?.part.fills.length > one.index) ?? null;
     const found = cell && spec.probe ? spec.probe(data, state, cell.id, cell.index) : null;
-    stage.mark(cell, found?.marks ?? {}, found?.tip ?? "");
+    stage.mark(cell, found?.marks ?? {}, cell === hovered || cell === kept ? found?.tip ?? "" : "");
     readout.textContent = found?.text ?? spec.hint ?? "";
   }
 
@@ -297,7 +297,7 @@ export function mount({ model, el }, spec) {
   }
 
   const root = make("div", { className: `mha-kit mha-${spec.name}`, role: "group" },
-    make("div", { className: "controls" }, ...controls.nodes), readout, make("div", { className: "stage" }, box, stage.tip));
+    make("div", { className: "controls" }, ...controls.nodes), readout, box);
   root.addEventListener("keydown", (event) => { if (CONTROL_KEYS.test(event.key)) event.stopPropagation(); });
   el.replaceChildren(root);
   const onChange = () => {

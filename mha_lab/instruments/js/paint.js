@@ -58,9 +58,9 @@ export function geometry(part) {
   return { labelled, w, h, xs, ys, left, top, width: Math.max(right, 7 * part.title.length), height: bottom, right };
 }
 
-/** A grid at the origin; cells of one fill are one path, so that 4096 cells are a few dozen elements. */
+/** A grid at the origin; cells of one fill are one path, and small ones runs with lines over them. */
 export function paintGrid(part, uid, fills, at = geometry(part)) {
-  const columns = part.cols.length, inset = at.labelled ? 2 : 1, w = at.w - inset, h = at.h - inset;
+  const columns = part.cols.length, inset = at.labelled ? 2 : 0, w = at.w - inset, h = at.h - inset;
   let out = "";
   if (part.verdict) {
     const right = part.verdict === "right";
@@ -71,17 +71,29 @@ export function paintGrid(part, uid, fills, at = geometry(part)) {
   part.cols.forEach((label, i) => {
     if (i % step === 0) out += text(at.xs[i] + halved(at.w), at.top - 6, label, "head", "middle");
   });
-  part.rows.forEach((label, i) => { out += text(at.left - 5, at.ys[i] + halved(at.h) + 3, label, "head", "end"); });
-  const boxes = new Map();
-  part.fills.forEach((key, index) => {
-    if (key === "void") return;
-    const box = `M${at.xs[index % columns]} ${at.ys[Math.floor(index / columns)]}h${w}v${h}h-${w}z`;
-    boxes.set(key, (boxes.get(key) ?? "") + box);
+  const every = !at.labelled && part.rows.length > 32 ? 4 : 1;
+  part.rows.forEach((label, i) => {
+    if (i % every === 0) out += text(at.left - 5, at.ys[i] + halved(at.h) + 3, label, "head", "end");
   });
+  const boxes = new Map();
+  for (let index = 0, end; index < part.fills.length; index = end) {
+    const key = part.fills[index], col = index % columns;
+    end = index + 1;
+    if (!at.labelled) {
+      while (end % columns && part.fills[end] === key && at.xs[end % columns] - at.xs[(end % columns) - 1] === w) end++;
+    }
+    const wide = w * (end - index), box = `M${at.xs[col]} ${at.ys[Math.floor(index / columns)]}h${wide}v${h}h-${wide}z`;
+    if (key !== "void") boxes.set(key, (boxes.get(key) ?? "") + box);
+  }
   for (const [key, path] of boxes) {
     const [colour, hatching] = fills[key], kind = (key === "none" ? "off" : "on") + (at.labelled ? "" : " thin");
     out += `<path d="${path}" fill="${colour}" class="${kind}" data-fill="${key}"/>`;
     if (hatching) out += `<path d="${path}" fill="url(#${uid}h${hatching})"/>`;
+  }
+  if (!at.labelled && part.fills.length) {
+    const lines = at.xs.map((x) => `M${x} ${at.top}V${at.height}`).join("")
+      + at.ys.map((y) => `M${at.left} ${y}H${at.right}`).join("");
+    out += `<path d="${lines}" class="lines"/>`;
   }
   if (at.labelled) {
     part.labels.forEach((label, index) => {
