@@ -63,7 +63,7 @@ def _look_at_layout(report: Report) -> None:
 
     sides = []
     for offset, *strides in (reading.expected, reading.holds):
-        shape, steps = (", ".join(map(str, numbers)) + "," for numbers in (reading.shape, strides))
+        shape, steps = (", ".join(map(str, numbers)) for numbers in (reading.shape, strides))
         sides.append(f"as_strided(({shape}), ({steps}), {offset})")
     try:
         explorer = StrideExplorer(", ".join(map(str, reading.axes.values())), {}, *sides,
@@ -71,7 +71,7 @@ def _look_at_layout(report: Report) -> None:
                                   notes=["Right: how the contract reads the source. Wrong: how your program read it."])
     except ValueError:  # a source too big to draw; the panel above has said what was found
         return
-    show(explorer)
+    show(explorer, colour=list(reading.axes).index("token") if "token" in reading.axes else -1)
 
 
 class Panel:
