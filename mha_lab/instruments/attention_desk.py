@@ -153,6 +153,7 @@ class AttentionDesk(Instrument):
     def data(self) -> dict:
         shown = None if self.writes is None else self.writes[..., :MOST_CHANNELS].tolist()
         return {"scores": self.scores.tolist(), "targets": self.targets, "sources": self.sources, "writes": shown,
+                "values": self.values[..., :MOST_CHANNELS].tolist(), "width": self.values.shape[2],
                 "bias": None if self.bias is None else self.bias[:MOST_CHANNELS].tolist(),
                 "channels": 0 if self.bias is None else len(self.bias), "says": SAYS, "views": VIEWS, "masks": MASKS,
                 "ranks": [_rank(head) for head in self.scores]}
@@ -235,21 +236,22 @@ class AttentionDesk(Instrument):
                      notes=[SAYS["one_note"]])]
 
     def _writes(self, state: dict, visible: Tensor, weights: Tensor) -> list[dict]:
-        if self.writes is None:
-            return [words("no_w_o", [SAYS["no_w_o"]])]
         query = state["query"]
+        mixed = torch.einsum("hs,hsd->hd", weights[:, query], self.values[..., :MOST_CHANNELS]).tolist()
+        wide = self.values.shape[2]
+        read = _signed_grid("mixed", SAYS["mixed"].format(query=self.targets[query]), "d", mixed,
+                            [f"h{h}" for h in range(len(weights))],
+                            [SAYS["mixed_note"], *_first_channels(min(wide, MOST_CHANNELS), wide)])
+        if self.writes is None:
+            return [read, words("no_w_o", [SAYS["no_w_o"]])]
         rows = [*torch.einsum("hs,hsm->hm", weights[:, query], self.writes[..., :MOST_CHANNELS])]
         if self.bias.any():
             rows.append(self.bias[:MOST_CHANNELS])
         table = [row.tolist() for row in [*rows, sum(rows)]]
         names = [*(f"h{h}" for h in range(len(weights))), *([SAYS["bias_row"]] if self.bias.any() else []), "Σ"]
-        largest = max((abs(v) for row in table for v in row if math.isfinite(v)), default=0.0)
-        notes = [SAYS["writes_note"]]
-        if len(self.bias) > MOST_CHANNELS:
-            notes.append(SAYS["first_channels"].format(shown=MOST_CHANNELS, all=len(self.bias)))
-        return [grid("writes", SAYS["writes"].format(query=self.targets[query]), names,
-                     [f"m{i}" for i in range(len(table[0]))], [signed(v, largest) for row in table for v in row],
-                     [fixed(v) for row in table for v in row], notes=notes)]
+        notes = [SAYS["writes_note"], *_first_channels(len(table[0]), len(self.bias))]
+        title = SAYS["writes"].format(query=self.targets[query])
+        return [read, _signed_grid("writes", title, "m", table, names, notes)]
 
     def _rank(self, state: dict, visible: Tensor, weights: Tensor) -> list[dict]:
         heads = range(len(weights)) if state["head"] < 0 else [state["head"]]
@@ -289,6 +291,18 @@ class AttentionDesk(Instrument):
         if state["view"] == "who":
             marks |= {id: [row * (s + 1) + key] for id in [*(f"head{h}" for h in chosen), "mean"]}
         return {"text": text, "marks": marks, "tip": fixed3(table[row, key].item())}
+
+
+def _signed_grid(id: str, title: str, letter: str, table: list[list[float]], names: list[str],
+                 notes: list[str]) -> dict:
+    largest = max((abs(v) for row in table for v in row if math.isfinite(v)), default=0.0)
+    return grid(id, title, names, [f"{letter}{i}" for i in range(len(table[0]))],
+                [signed(v, largest) for row in table for v in row], [fixed(v) for row in table for v in row],
+                notes=notes)
+
+
+def _first_channels(shown: int, every: int) -> list[str]:
+    return [SAYS["first_channels"].format(shown=shown, all=every)] if shown < every else []
 
 
 def fixed3(value: float) -> str:

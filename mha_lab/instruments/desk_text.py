@@ -26,6 +26,8 @@ SAYS = {
     "one_row": "one wide head",
     "mean_row": "mean",
     "one_note": "The wide head adds up the dot products of all heads before its single softmax.",
+    "mixed": "query {query}: the values that each head mixed",
+    "mixed_note": "Row h is the weighted mean of the value rows of head h.",
     "writes": "query {query}: what each head writes into the output",
     "bias_row": "bias",
     "writes_note": "Head h writes its mixed values through its own columns of W_O; the output row is the sum.",

@@ -96,6 +96,8 @@ def test_head_writes_add_up_to_the_output():
     expected = [w_o[:, :2] @ values[0, 0], w_o[:, 2:] @ values[1, 0]]
     assert rows["h0"] == [f"{x:.2f}" for x in expected[0].tolist()]
     assert rows["Σ"] == [f"{x:.2f}" for x in sum(expected).tolist()]
+    mixed = labels(AttentionDesk.from_scores(torch.zeros(2, 1, 1), values, w_o), "mixed", view="writes")
+    assert mixed == {"h0": ["1.00", "2.00"], "h1": ["3.00", "4.00"]}
     assert "nothing to write" in str(AttentionDesk.from_scores(torch.zeros(1, 1, 1)).scene(
         AttentionDesk.from_scores(torch.zeros(1, 1, 1)).state(view="writes")))
 

@@ -128,21 +128,24 @@ const DRAW = {
   },
 
   writes(data, state, { weights }) {
-    if (!data.writes) return [words("no_w_o", [data.says.no_w_o])];
-    const { query } = state, biased = data.bias.some((value) => value !== 0);
-    const rows = data.writes.map((values, h) => data.bias.map((_, m) =>
-      total(values.map((value, s) => weights[h][query][s] * value[m]))));
+    const { query } = state, { says } = data, named = { query: data.targets[query] };
+    const mix = (rows) => rows.map((values, h) => values[0].map((_, c) =>
+      total(values.map((value, s) => weights[h][query][s] * value[c]))));
+    const first = (shown, all) => shown < all ? [told(says.first_channels, { shown, all })] : [];
+    const signedGrid = (id, title, letter, table, names, notes) => {
+      const largest = Math.max(0, ...table.flat().filter(Number.isFinite).map(Math.abs));
+      return grid(id, title, names, table[0].map((_, i) => `${letter}${i}`),
+        table.flat().map((value) => signed(value, largest)), table.flat().map((value) => fixed(value)), { notes });
+    };
+    const mixed = mix(data.values), read = signedGrid("mixed", told(says.mixed, named), "d", mixed,
+      mixed.map((_, h) => `h${h}`), [says.mixed_note, ...first(mixed[0].length, data.width)]);
+    if (!data.writes) return [read, words("no_w_o", [says.no_w_o])];
+    const rows = mix(data.writes), biased = data.bias.some((value) => value !== 0);
     if (biased) rows.push(data.bias);
     rows.push(data.bias.map((_, m) => total(rows.map((row) => row[m]))));
-    const names = [...range(0, weights.length).map((h) => `h${h}`), ...(biased ? [data.says.bias_row] : []), "Σ"];
-    const largest = Math.max(0, ...rows.flat().filter(Number.isFinite).map(Math.abs));
-    const notes = [data.says.writes_note];
-    if (data.channels > data.bias.length) {
-      notes.push(told(data.says.first_channels, { shown: data.bias.length, all: data.channels }));
-    }
-    return [grid("writes", told(data.says.writes, { query: data.targets[query] }), names,
-      data.bias.map((_, m) => `m${m}`), rows.flat().map((value) => signed(value, largest)),
-      rows.flat().map((value) => fixed(value)), { notes })];
+    const names = [...range(0, weights.length).map((h) => `h${h}`), ...(biased ? [says.bias_row] : []), "Σ"];
+    return [read, signedGrid("writes", told(says.writes, named), "m", rows, names,
+      [says.writes_note, ...first(data.bias.length, data.channels)])];
   },
 
   rank(data, state, { visible, weights }) {

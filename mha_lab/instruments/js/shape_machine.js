@@ -152,7 +152,7 @@ function render({ model, el }) {
       + `style="width:${width + 2}px;min-width:${Math.round(0.7 * width)}px">${body}</svg>`;
   }
 
-  const machine = make("div", { className: "mha-shape-machine", role: "group", "aria-label": "The shape machine" },
+  const machine = make("div", { className: "mha-kit mha-shape-machine", role: "group", "aria-label": "The shape machine" },
     make("ol", { className: "tape" }, ...steps.map((button) => make("li", {}, button))),
     make("div", { className: "sizes" }, kind.set,
       make("fieldset", { className: "sliders" }, make("legend", {}, "Sizes"),
