@@ -8,7 +8,7 @@ import torch
 
 from .coordinates import address, recover_strides, say
 from .lab import Mismatch, Opaque
-from .report import Figure
+from .report import Figure, Reading
 
 
 def tensor(got: Any, what: str = "the result") -> torch.Tensor:
@@ -48,9 +48,13 @@ def layout(got: Any, want: torch.Tensor, axes: Mapping[str, int], what: str = "o
     holds, expected = (say(t[tuple(at)].item(), axes) for t in (got, want))
     text = f"{what}{_index(at)} holds {holds}, expected {expected}"
     ours, theirs = (recover_strides(t.double().reshape(tuple(split) or t.shape)) for t in (got, want))
+    figure = Figure.around(got, want, at, what, lambda v: _short(v, axes), names)
     if ours and theirs:
+        if figure:
+            both = ([offset, *steps] for offset, steps in (ours, theirs))
+            figure.reading = Reading(dict(axes), list(split or got.shape), *both)
         text += f"; you read the source with strides {_strides(ours)}, the contract reads it with {_strides(theirs)}"
-    raise Mismatch(text, Figure.around(got, want, at, what, lambda v: _short(v, axes), names))
+    raise Mismatch(text, figure)
 
 
 def close(got: Any, want: torch.Tensor, what: str = "the result", names: Sequence[str] = (),

@@ -54,11 +54,32 @@ def check(*names: str) -> None:
         if (report.timing or {}).get("traffic"):
             from .charts import kernel_chart
             display(kernel_chart(report.timing, exercise.name))
+        _look_at_layout(report)
     if os.environ.get("NBGRADER_EXECUTION") == "validate" and any(r.status != "passed" for r in reports):
         raise AssertionError("; ".join(r.headline for r in reports if r.status != "passed"))
     if not _grader().walled and "walls" not in _said:
         _said.add("walls")
         _say(f"Note: {_grader().walls_description}.")
+
+
+def _look_at_layout(report: Report) -> None:
+    """Opens the stride explorer on a failing case whose evidence is how the source was read."""
+    reading = report.figure and report.figure.reading
+    if report.status != "failed" or not reading:
+        return
+    from mha_lab.instruments import StrideExplorer, show
+
+    sides = []
+    for offset, *strides in (reading.expected, reading.holds):
+        shape, steps = (", ".join(map(str, numbers)) for numbers in (reading.shape, strides))
+        sides.append(f"as_strided(({shape}), ({steps}), {offset})")
+    try:
+        explorer = StrideExplorer(", ".join(map(str, reading.axes.values())), {}, *sides,
+                                  names=[name[0] for name in reading.axes],
+                                  notes=["Right: how the contract reads the source. Wrong: how your program read it."])
+    except ValueError:  # a source too big to draw; the panel above has said what was found
+        return
+    show(explorer, colour=list(reading.axes).index("token") if "token" in reading.axes else -1)
 
 
 class Panel:

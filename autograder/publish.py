@@ -104,10 +104,17 @@ def _artefacts(root: Path, sessions: tuple[Session, ...]):
 
 def _figures() -> dict[str, str]:
     """The still pictures that the texts show, drawn from the instruments."""
-    from mha_lab.instruments import ShapeMachine
+    import torch
+
+    from mha_lab.instruments import AttentionDesk, ShapeMachine, StrideExplorer
 
     toy = ShapeMachine(batch=2, q_len=5, k_len=7, d_model=12, num_heads=3, cross=True)
-    return {"shape-machine.svg": toy.svg() + "\n", "split-heads.svg": toy.svg("heads") + "\n"}
+    split = StrideExplorer(sizes={"B": 2, "T": 3, "H": 4, "D": 5}, chain="view(B, T, H, D).transpose(1, 2)",
+                           versus="view(B, H, T, D)")
+    queries = torch.tensor([[[30.0, 0.0]], [[0.0, 30.0]]])
+    desk = AttentionDesk(queries, torch.eye(2).expand(2, 2, 2), torch.eye(2).T[..., None])
+    return {"shape-machine.svg": toy.svg() + "\n", "split-heads.svg": toy.svg("heads") + "\n",
+            "stride-explorer.svg": split.svg() + "\n", "attention-desk.svg": desk.svg(view="one") + "\n"}
 
 
 def _solution(root: Path, module: str) -> str:

@@ -16,8 +16,24 @@ COLOURS = {"passed": "#1a7f4b", "failed": "#b3401e", "error": "#b3401e", "timeou
 
 
 @dataclass
+class Reading:
+    """Two ways to read one coded source.
+
+    axes: the source's extents by name. holds, expected: the offset and then the strides of `shape`, in elements.
+    """
+
+    axes: dict[str, int]
+    shape: list[int]
+    holds: list[int]
+    expected: list[int]
+
+
+@dataclass
 class Figure:
-    """The two-dimensional slice around a wrong cell: what the program holds, and what the contract asks for."""
+    """The two-dimensional slice around a wrong cell: what the program holds, and what the contract asks for.
+
+    `reading` is there when both are plain strided readings of one source: the layout is then the evidence.
+    """
 
     what: str
     rows: str
@@ -26,6 +42,12 @@ class Figure:
     holds: list[list[str]]
     expected: list[list[str]]
     at: tuple[int, int]
+    reading: Reading | None = None
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Figure:
+        reading = data.get("reading")
+        return cls(**{**data, "at": tuple(data["at"]), "reading": reading and Reading(**reading)})
 
     @classmethod
     def around(cls, got, want, at: Sequence[int], what: str, label: Callable[[float], str],
@@ -92,7 +114,7 @@ class Report:
         data["cases"] = [CaseResult(**c) for c in data["cases"]]
         data["diagnosis"] = data["diagnosis"] and Diagnosis(**data["diagnosis"])
         figure = data.get("figure")
-        data["figure"] = figure and Figure(**{**figure, "at": tuple(figure["at"])})
+        data["figure"] = figure and Figure.from_dict(figure)
         return cls(**data)
 
     @property

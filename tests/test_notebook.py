@@ -49,6 +49,23 @@ def test_the_panel_follows_the_file(workspace, shown, lab):
     assert "tokens-as-heads ✓" in shown()
 
 
+def test_the_explorer_opens_where_the_layout_is_the_evidence(workspace, shown, lab, monkeypatch):
+    opened = []
+    monkeypatch.setattr("mha_lab.instruments.show", lambda explorer, **state: opened.append(explorer))
+    lab("warmup", TOKENS)
+    notebook.check("identity_heads")
+    (explorer,) = opened
+    right, wrong = (explorer.layouts(chain=explorer.state()[side])[-1] for side in ("chain", "versus"))
+    assert right.shape == wrong.shape == (2, 5, 3, 4) and right.strides != wrong.strides
+    assert "hold another element" in explorer.alt() and "b1 t4" in explorer.probe(
+        explorer.state(), "logical", len(right.origin) - 1)["text"]
+    lab("warmup", RIGHT)
+    notebook.check("identity_heads")
+    lab("warmup", "def identity_heads(x, num_heads):\n    return x\n")
+    notebook.check("identity_heads")
+    assert len(opened) == 1
+
+
 def test_hints_step(workspace, shown):
     for step in (1, 2, 3, 3):
         notebook.hint("identity_heads")

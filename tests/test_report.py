@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from autograder.report import STATUSES, CaseResult, Diagnosis, Figure, Report
+from autograder.report import STATUSES, CaseResult, Diagnosis, Figure, Reading, Report
 
 
 def report(**changes):
@@ -42,3 +42,10 @@ def test_a_figure_of_a_long_axis_stays_small():
     figure = Figure.around(long, long + 1, (0, 60), "row", lambda v: f"{v:g}")
     assert len(figure.holds[0]) == 6 and figure.at == (0, 5)
     assert Figure.around(torch.tensor(1.0), torch.tensor(2.0), (), "x", str) is None
+
+
+def test_a_stored_report_keeps_how_the_source_was_read():
+    figure = Figure("heads", "token", "channel", "", [["1"]], [["2"]], (0, 0),
+                    Reading({"token": 3, "channel": 4}, [3, 4], [0, 4, 1], [0, 1, 3]))
+    again = Report.from_dict(report(figure=figure).to_dict())
+    assert again.figure == figure and "reading" not in str(again.public())

@@ -11,9 +11,10 @@ from __future__ import annotations
 from importlib import import_module
 from secrets import token_hex
 
-_HOMES = {"ShapeMachine": "shape_machine", "shape_tape": "shape_machine", "write_svg": "static"}
+_HOMES = {"ShapeMachine": "shape_machine", "shape_tape": "shape_machine", "write_svg": "static",
+          "AttentionDesk": "attention_desk", "StrideExplorer": "stride_explorer", "explore": "stride_explorer"}
 
-__all__ = ["ShapeMachine", "shape_tape", "show", "write_svg"]
+__all__ = ["AttentionDesk", "ShapeMachine", "StrideExplorer", "explore", "shape_tape", "show", "write_svg"]
 
 
 def show(instrument, **state) -> None:

@@ -21,7 +21,7 @@ class ShapeMachineView(anywidget.AnyWidget):
     """
 
     _esm = esm.module("shape_machine.js")
-    _css = esm.style("shape_machine.css")
+    _css = esm.style("kit.css") + esm.style("shape_machine.css")
 
     batch = traitlets.Int(2).tag(sync=True)
     q_len = traitlets.Int(5).tag(sync=True)

@@ -55,6 +55,8 @@ def test_the_first_ten_minutes(page, open_notebook, address, workspace, tmp_path
         cell.locator(".mha-hint summary").click()
         assert cell.locator(".mha-hint").inner_text().startswith("Hint")
         cell.screenshot(path=tmp_path / "panel.png")
+        explorer = cell.locator(".mha-stride-explorer")
+        assert "hold another element" in explorer.locator("[data-part=wrong]").inner_text()
 
         stub.write_text(head + solution_source(find("identity_heads")))
         run_cell(page, 'check("identity_heads")').locator('.mha-report[data-status="passed"]').wait_for()

@@ -2,11 +2,9 @@
 
 import json
 
-from mha_lab.instruments.view import ShapeMachineView
-
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>instrument</title>
 <style>{css}</style><style>body{{margin:12px;background:var(--jp-layout-color1,#fff)}} {theme}</style></head>
-<body data-jp-theme-light="{light}"><main><h1 hidden>Shape machine</h1><div id="here"></div>{after}</main>
+<body data-jp-theme-light="{light}"><main><h1 hidden>An instrument</h1><div id="here"></div>{after}</main>
 <script type="module">
 const values = {state}, listeners = {{}};
 window.saved = [];
@@ -27,7 +25,7 @@ DARK = """:root{--jp-layout-color0:#111;--jp-layout-color1:#212121;--jp-layout-c
 --jp-border-color1:#616161;--jp-ui-font-color1:rgba(255,255,255,.87)}"""
 
 
-def page(view: ShapeMachineView, dark: bool = False, after: str = "") -> str:
+def page(view, dark: bool = False, after: str = "") -> str:
     state = {name: getattr(view, name) for name in view.keys
              if not name.startswith("_") and name not in ("layout", "tabbable", "tooltip")}
     return PAGE.format(css=view._css, esm=json.dumps(str(view._esm)).replace("</", "<\\/"),

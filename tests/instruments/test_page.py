@@ -6,32 +6,13 @@ from playwright.sync_api import expect
 from mha_lab.instruments.shape_machine import STAGE_IDS, ShapeMachine
 from mha_lab.instruments.static import picture_html
 
-from .standalone import page as page_html
-
 pytestmark = pytest.mark.browser
 
 
 @pytest.fixture
-def open_page(chromium):
-    """open_page(machine, **state) shows a machine; at the end no error may have been printed."""
-    pages, troubles = [], []
-
-    def show(machine=None, width=1000, dark=False, after="", **state):
-        page = chromium.new_page(viewport={"width": width, "height": 800})
-        pages.append(page)
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("console", lambda line: troubles.append(line.text) if line.type in ("error", "warning") else None)
-        page.on("request", lambda request: troubles.append(request.url) if request.url.startswith("http") else None)
-        view = (machine or ShapeMachine()).view(**state)
-        page.set_content(page_html(view, dark, after))
-        view.close()
-        page.wait_for_function("window.ready === true")
-        return page
-
-    yield show
-    for page in pages:
-        page.close()
-    assert troubles == []
+def open_page(open_instrument):
+    """open_page(machine, **state) shows a machine."""
+    return lambda machine=None, **options: open_instrument(machine or ShapeMachine(), **options)
 
 
 def control(page, name):
