@@ -5,7 +5,7 @@ import { range } from "./layouts.js";
 const ESCAPES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;" };
 export const escape = (text) => String(text).replace(/[&<>"']/g, (char) => ESCAPES[char]);
 const half = (number) => Math.floor(number / 2);
-const text = (x, y, content, kind, anchor = "start") =>
+export const text = (x, y, content, kind, anchor = "start") =>
   `<text x="${x}" y="${y}" class="${kind}" text-anchor="${anchor}">${escape(content)}</text>`;
 
 function chip(spec, x, y, width, height, axis, label) {

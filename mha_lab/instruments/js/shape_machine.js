@@ -1,24 +1,13 @@
 // The live shape machine: native, labelled controls over a model with get, set, on and save_changes.
 
+import { CONTROL_KEYS, foldStill, make, radios } from "./dom.js";
 import { draw, escape } from "./drawing.js";
 import { figure } from "./figures.js";
 import { choices, grouped, ledger, settle, sizesOf } from "./layouts.js";
 
 const STATE = ["batch", "q_len", "k_len", "d_model", "num_heads", "d_v", "cross", "stage", "tensor", "head"];
 const SLIDERS = { batch: "B", q_len: "T", k_len: "S", d_model: "M", num_heads: "H", d_v: "D_v" };
-const CONTROL_KEYS = /^(Arrow|Page|Home|End| $|Enter)/;
 const TENSORS = { q: "Q", k: "K", v: "V" };
-
-/** An element with properties (or, with a dash or for `for` and `role`, attributes) and children. */
-function make(tag, props = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(props)) {
-    if (name.includes("-") || name === "for" || name === "role") element.setAttribute(name, value);
-    else element[name] = value;
-  }
-  element.append(...children);
-  return element;
-}
 
 /** A letter in the colour of its axis; a packed axis such as H·D is half and half. */
 function axisChip(spec, axis, size = null) {
@@ -47,17 +36,6 @@ function place(control, values, now) {
   control.value.textContent = now;
 }
 
-function radios(uid, name, legend, options, onChoose) {
-  const inputs = {};
-  const set = make("fieldset", {}, make("legend", {}, legend));
-  for (const [key, label] of Object.entries(options)) {
-    const input = inputs[key] = make("input", { type: "radio", name: `${uid}-${name}`, value: key });
-    input.addEventListener("change", () => onChoose(key));
-    set.append(make("label", {}, input, ` ${label}`));
-  }
-  return { set, inputs };
-}
-
 function tableHtml(spec, step, tensors, facts) {
   const wrong = (tensor) => step.wrong.includes(tensor);
   const row = (name, cell) => `<tr><th scope="row">${name}</th>${tensors.map((tensor) =>
@@ -75,20 +53,6 @@ function tableHtml(spec, step, tensors, facts) {
     + row("MACs", (fact) => grouped(fact.macs))
     + row("weights + biases", (fact) => fact.weights ? `${grouped(fact.weights)} + ${grouped(fact.biases)}` : "none")
     + "</tbody>";
-}
-
-/** Folds the still picture of the same output away while this live view is on the page. */
-function foldStill(key) {
-  const fold = () => {
-    const still = key && document.querySelector(`details.mha-static[data-mha-key="${CSS.escape(key)}"]`);
-    if (still) still.open = false;
-    return Boolean(still);
-  };
-  if (!key || fold()) return () => {};
-  const observer = new MutationObserver(() => fold() && observer.disconnect());
-  observer.observe(document.body, { childList: true, subtree: true });
-  const timer = setTimeout(() => observer.disconnect(), 10000);
-  return () => { observer.disconnect(); clearTimeout(timer); };
 }
 
 function render({ model, el }) {

@@ -1,0 +1,48 @@
+"""Runs the browser side of an instrument against cases that its torch-backed model made, under node."""
+
+import json
+import subprocess
+from pathlib import Path
+
+from mha_lab.instruments import esm
+from mha_lab.instruments.kit import FILLS, Instrument
+from mha_lab.instruments.paint import paint_bars, paint_grid
+
+SCRIPT = Path(__file__).with_name("agreement.mjs")
+
+
+def node(module: str, calls: list[dict], tmp_path: Path, extra: str = "") -> list:
+    """What the functions of the joined ES module answer: calls are {"call": name, "with": [arguments]}."""
+    joined, asked = tmp_path / f"{module}.mjs", tmp_path / f"{module}.json"
+    joined.write_text(esm.module(f"{module}.js") + extra, encoding="utf-8")
+    asked.write_text(json.dumps(calls), encoding="utf-8")
+    done = subprocess.run(["node", str(SCRIPT), str(joined), str(asked)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def assert_agreement(instrument: Instrument, states: list[dict], tmp_path: Path,
+                     probes: list[tuple[dict, str, int, dict]] = ()) -> None:
+    """For every state the browser makes the scene of the model, and paints it alike; for every probe
+    (state, part, index, {"text", "marks", ...}) it says and marks the same."""
+    module, data = instrument.name.replace("-", "_"), json.loads(json.dumps(instrument.data()))
+    calls = [{"call": "scene", "with": [data, state]} for state in states]
+    calls += [{"call": "probe", "with": [data, *probe[:3]]} for probe in probes]
+    answers = node(module, calls, tmp_path)
+    for state, answer in zip(states, answers[:len(states)], strict=True):
+        assert answer == instrument.scene(state), state
+    for (state, part, index, expected), answer in zip(probes, answers[len(states):], strict=True):
+        assert answer == expected, (state, part, index)
+    parts = [part for answer in answers[:len(states)] for part in answer["parts"]]
+    assert_painted(parts, tmp_path)
+
+
+def assert_painted(parts: list[dict], tmp_path: Path) -> None:
+    """Grids and bars are the same strings from both sides."""
+    parts = [part for part in parts if part["kind"] in ("grid", "bars")]
+    fills = {key: list(fill) for key, fill in FILLS.items()}
+    calls = [{"call": "paintGrid", "with": [part, "k", fills]} if part["kind"] == "grid"
+             else {"call": "paintBars", "with": [part, fills]} for part in parts]
+    for part, painted in zip(parts, node("paint", calls, tmp_path), strict=True):
+        ours = paint_grid(part, "k") if part["kind"] == "grid" else paint_bars(part)
+        assert painted == list(ours), part["id"]
