@@ -11,9 +11,10 @@ from __future__ import annotations
 from importlib import import_module
 from secrets import token_hex
 
-_HOMES = {"ShapeMachine": "shape_machine", "shape_tape": "shape_machine", "write_svg": "static"}
+_HOMES = {"ShapeMachine": "shape_machine", "shape_tape": "shape_machine", "write_svg": "static",
+          "AdjointFlow": "adjoint_flow"}
 
-__all__ = ["ShapeMachine", "shape_tape", "show", "write_svg"]
+__all__ = ["AdjointFlow", "ShapeMachine", "shape_tape", "show", "write_svg"]
 
 
 def show(instrument, **state) -> None:
