@@ -12,9 +12,9 @@ from importlib import import_module
 from secrets import token_hex
 
 _HOMES = {"ShapeMachine": "shape_machine", "shape_tape": "shape_machine", "write_svg": "static",
-          "AdjointFlow": "adjoint_flow"}
+          "AdjointFlow": "adjoint_flow", "LifecycleStepper": "lifecycle"}
 
-__all__ = ["AdjointFlow", "ShapeMachine", "shape_tape", "show", "write_svg"]
+__all__ = ["AdjointFlow", "LifecycleStepper", "ShapeMachine", "shape_tape", "show", "write_svg"]
 
 
 def show(instrument, **state) -> None:
