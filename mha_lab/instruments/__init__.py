@@ -12,9 +12,10 @@ from importlib import import_module
 from secrets import token_hex
 
 _HOMES = {"ShapeMachine": "shape_machine", "shape_tape": "shape_machine", "write_svg": "static",
-          "AdjointFlow": "adjoint_flow", "LifecycleStepper": "lifecycle"}
+          "AdjointFlow": "adjoint_flow", "LifecycleStepper": "lifecycle",
+          "ProgressMap": "progress_map"}
 
-__all__ = ["AdjointFlow", "LifecycleStepper", "ShapeMachine", "shape_tape", "show", "write_svg"]
+__all__ = ["AdjointFlow", "LifecycleStepper", "ProgressMap", "ShapeMachine", "shape_tape", "show", "write_svg"]
 
 
 def show(instrument, **state) -> None:
