@@ -13,9 +13,9 @@ from secrets import token_hex
 
 _HOMES = {"ShapeMachine": "shape_machine", "shape_tape": "shape_machine", "write_svg": "static",
           "AdjointFlow": "adjoint_flow", "LifecycleStepper": "lifecycle",
-          "ProgressMap": "progress_map"}
+          "ProgressMap": "progress_map", "CacheDesk": "cache_desk"}
 
-__all__ = ["AdjointFlow", "LifecycleStepper", "ProgressMap", "ShapeMachine", "shape_tape", "show", "write_svg"]
+__all__ = ["AdjointFlow", "CacheDesk", "LifecycleStepper", "ProgressMap", "ShapeMachine", "shape_tape", "show", "write_svg"]
 
 
 def show(instrument, **state) -> None:
