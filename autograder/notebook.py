@@ -14,6 +14,8 @@ from typing import Any
 
 from IPython.display import HTML, display
 
+from mha_lab.instruments import ProgressMap, show
+
 from .exercises import SESSIONS, select
 from .exercises import find as _find
 from .final_report import page as _page
@@ -132,19 +134,11 @@ def progress() -> None:
         kept = Progress(find_lab())
     except LookupError as e:
         return _say(str(e))
-    rows = ""
-    for session in SESSIONS:
-        for exercise in session.exercises:
-            entry = kept.exercise(exercise.name)
-            met = ", ".join(f"{i}{' ✓' if i in entry['beaten'] else ''}" for i in entry["met"])
-            rows += (f"<tr><td>{session.number}</td><td><code>{exercise.name}</code></td>"
-                     f"<td>{MARKS[entry['status']]} {WORDS[entry['status']]}</td>"
-                     f"<td>{entry['best']:g} of {exercise.points}</td><td>{html.escape(met)}</td></tr>")
-    total = sum(e.points for s in SESSIONS for e in s.exercises)
-    done = sum(kept.exercise(e.name)["best"] for s in SESSIONS for e in s.exercises)
-    display(HTML(f'<table class="mha-progress"><caption>{done:g} of {total} points</caption><tr><th>session</th>'
-                 f"<th>exercise</th><th>last check</th><th>points</th><th>mistakes met (✓ beaten)</th></tr>{rows}"
-                 "</table>"))
+    show(ProgressMap([{"number": session.number, "title": session.title, "exercises": [
+        {"name": e.name, "points": e.points, "known": len(e.wrong_ids)}
+        | {key: entry[key] for key in ("best", "status", "met", "beaten")}
+        | {"mark": MARKS[entry["status"]], "word": WORDS[entry["status"]]}
+        for e in session.exercises for entry in [kept.exercise(e.name)]]} for session in SESSIONS]))
 
 
 def predict(id: str, value: Any) -> None:

@@ -33,7 +33,7 @@ def workspace(lab, monkeypatch):
     return folder
 
 
-def test_the_panel_follows_the_file(workspace, shown, lab):
+def test_the_panel_follows_the_file(workspace, shown, lab, monkeypatch):
     assert notebook.check("identity_heads") is None
     assert 'data-status="not_started"' in shown()
     lab("warmup", TOKENS)
@@ -45,8 +45,10 @@ def test_the_panel_follows_the_file(workspace, shown, lab):
     notebook.check("identity_heads")
     page = shown()
     assert 'data-status="passed"' in page and "Hint" not in page
+    maps = []
+    monkeypatch.setattr(notebook, "show", maps.append)
     notebook.progress()
-    assert "tokens-as-heads ✓" in shown()
+    assert "tokens-as-heads ✓" in maps[0].svg(session=0) and "1 of " in maps[0].alt()
 
 
 def test_the_explorer_opens_where_the_layout_is_the_evidence(workspace, shown, lab, monkeypatch):

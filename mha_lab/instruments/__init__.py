@@ -11,10 +11,13 @@ from __future__ import annotations
 from importlib import import_module
 from secrets import token_hex
 
-_HOMES = {"ShapeMachine": "shape_machine", "shape_tape": "shape_machine", "write_svg": "static",
-          "AttentionDesk": "attention_desk", "StrideExplorer": "stride_explorer", "explore": "stride_explorer"}
+_HOMES = {"AdjointFlow": "adjoint_flow", "AttentionDesk": "attention_desk", "CacheDesk": "cache_desk",
+          "EvidenceLadder": "evidence_ladder", "LifecycleStepper": "lifecycle", "ProgressMap": "progress_map",
+          "ShapeMachine": "shape_machine", "shape_tape": "shape_machine", "StrideExplorer": "stride_explorer",
+          "explore": "stride_explorer", "write_svg": "static"}
 
-__all__ = ["AttentionDesk", "ShapeMachine", "StrideExplorer", "explore", "shape_tape", "show", "write_svg"]
+__all__ = ["AdjointFlow", "AttentionDesk", "CacheDesk", "EvidenceLadder", "LifecycleStepper", "ProgressMap",
+           "ShapeMachine", "StrideExplorer", "explore", "shape_tape", "show", "write_svg"]
 
 
 def show(instrument, **state) -> None:
