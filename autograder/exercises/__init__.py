@@ -56,8 +56,8 @@ SESSIONS = (
     Session("05-cross-attention", "Cross-attention", "cross", 90),
     Session("06-grouped-cache", "Grouped heads and cache", "grouped", 80),
     Session("07-kernels", "Kernels", "kernels", 100, ("timed",)),
-    Session("09-changed-heads", "Changed heads", "variants", 90),
     Session("08-head-evidence", "Head evidence", "evidence", 75),
+    Session("09-changed-heads", "Changed heads", "variants", 90),
     Session("10-runtime", "Runtime", "runtime", 90),
 )
 
