@@ -113,9 +113,11 @@ LEGAL: dict[str, Step] = {
     "reorder": ("reorder", ((1, 2, 0, 3),)), "rollback_target": ("rollback_target", (2,)),
     "drift": ("drift", ("adapter", "lora-9")), "read": ("read", ()), "release": ("release", (0,))}
 BAD: list[Step] = [
-    ("consume_training", (13,)), ("attach", (differing("adapter"),)), ("attach", (differing("kv_heads", "layout"),)),
-    ("share_beams", ((0, 2, 1),)), ("share_beams", ((0, -1),)), ("reorder", ((0, 0, 1, 2),)), ("reorder", ((0, 1),)),
-    ("reorder", ((1, 2, 3, 4),)), ("drift", ("memory_digest", "9f3d")), ("drift", ("layer", 4)), ("release", (2,))]
+    ("consume_training", (13,)), ("consume_training", (11,)),
+    ("attach", (differing("adapter"),)), ("attach", (differing("kv_heads", "layout"),)),
+    ("share_beams", ((0, 2, 1),)), ("share_beams", ((0, 5),)), ("share_beams", ((0, -1),)),
+    ("reorder", ((0, 0, 1, 2),)), ("reorder", ((0, 1),)), ("reorder", ((1, 2, 3, 4),)),
+    ("drift", ("memory_digest", "9f3d")), ("drift", ("layer", 4)), ("release", (2,)), ("release", (1,))]
 CALLS = [*LEGAL.values(), *BAD]
 _INFERENCE = "bind", "project", "attach"
 PATHS = {state: tuple(LEGAL[name] for name in names) for state, names in {
