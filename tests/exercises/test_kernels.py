@@ -247,3 +247,36 @@ def test_a_mistake_is_named_for_other_blocks_than_ours(grader, lab):
     report = check(grader, lab, "flash_attention_triton", ("summed * rescale[:, None] + tl.dot", "summed + tl.dot"),
                    ("    block = 32\n    flash_kernel", "    block = 16\n    flash_kernel"))
     assert report.diagnosis and report.diagnosis.ids == ["accumulator-not-rescaled"]
+
+
+def _message(name, id_, title=0):
+    exercise = find(name)
+    return exercise.try_case(exercise.program(id_), title).message
+
+
+@needs_triton
+def test_evidence_names_element_and_programs():
+    assert _message("split_heads_triton", "tail-unmasked", 1) == (
+        "out of bounds: in _tile, program (5, 1, 0), a store of 512 elements: the first one outside is element 3168 of "
+        "`dst`, which has 3168")
+    assert _message("split_heads_triton", "race-on-the-output").startswith(
+        "a race: in _tile, program (3, 0, 0) stores other numbers to element 0 of `dst`, which program (0, 0, 0)")
+    assert "token 0 head 0 channel 3, expected batch 0 token 0 head 0 channel 1" in _message(
+        "split_heads_triton", "head-is-the-fast-axis")
+    assert "3 accesses" not in _message("softmax_triton", "no-maximum", 2)
+
+
+@needs_triton
+@pytest.mark.parametrize("name, id_, ratio", [("softmax_triton", "three-passes", "2.5"),
+                                              ("split_heads_triton", "copies-first", "2.00")])
+def test_traffic_is_counted_in_bytes(name, id_, ratio):
+    exercise = find(name)
+    told = [t.message for t in exercise.try_program(exercise.program(id_)) if "times the minimum" in t.message]
+    assert told and f": {ratio}" in told[0]
+
+
+@needs_triton
+def test_a_dummy_launch_does_not_hide_that_torch_did_the_work(grader, lab):
+    fallback = ("    return probabilities\n", "    return torch.softmax(scores.double() * 1, -1).to(scores.dtype)\n")
+    report = check(grader, lab, "softmax_triton", fallback)
+    assert report.status == "failed" and report.diagnosis.ids == ["torch-did-it"]
