@@ -7,6 +7,7 @@ if a verdict was wrong.
 
     python benchmarks/timing_verdicts.py --runs 20 --busy 2          # the hardest to tell apart
     python benchmarks/timing_verdicts.py --runs 20 --busy 2 --all    # every program of this file
+    python benchmarks/timing_verdicts.py --runs 5 --more             # five more runs, beside those on record
 """
 from __future__ import annotations
 
@@ -153,20 +154,25 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--busy", type=int, default=2, help="processes that do nothing but take CPU time")
     parser.add_argument("--all", action="store_true")
+    parser.add_argument("--more", action="store_true", help="keep the sittings that are on record")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "timing_verdicts.json")
     args = parser.parse_args()
     tried, loads = [p for p in programs() if args.all or p.name in HARDEST], []
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(args.busy)]
+    kept = json.loads(args.out.read_text())["sittings"] if args.more and args.out.is_file() else []
     timer = Timer("auto")
     try:
         for run in range(1, args.runs + 1):
             for program in tried:
                 program.judge(timer)
             loads.append(os.getloadavg()[0])
-            record = summary(tried, run, args.busy, loads)
+            sitting = summary(tried, run, args.busy, loads)
+            sittings = [*kept, sitting]
+            record = {"runs": sum(s["runs"] for s in sittings),
+                      "wrong_verdicts": sum(s["wrong_verdicts"] for s in sittings), "sittings": sittings}
             args.out.parent.mkdir(exist_ok=True)
             args.out.write_text(json.dumps(record, indent=1) + "\n")
-            print(f"run {run}: {record['wrong_verdicts']} wrong verdicts so far, {record['said']}", flush=True)
+            print(f"run {run}: {sitting['wrong_verdicts']} wrong verdicts so far, {sitting['said']}", flush=True)
     finally:
         timer.close()
         for process in busy:

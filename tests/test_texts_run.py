@@ -31,7 +31,9 @@ def test_a_session_runs_from_top_to_bottom(tmp_path, session, solved):
     assert len(panels) == len(session.exercises)
     word = "passed" if solved else "not started"
     expected = {f'check("{e.name}")': "not measured" if e.unavailable() else word for e in session.exercises}
-    assert [text for source, text in panels.items() if f": {expected[source]} (" not in text] == []
+    timed = {f'check("{e.name}")' for e in session.exercises if solved and e.timing}  # a busy machine leaves time open
+    assert [text for source, text in panels.items() if f": {expected[source]} (" not in text
+            and not (source in timed and ": not measured (" in text)] == []
     printed = "".join(o.text for _, o in outputs if o.output_type == "stream")
     assert "nan" not in printed.replace("module [nan, nan]", "")
     tries = any("Not yet" in source for source, _ in outputs)
