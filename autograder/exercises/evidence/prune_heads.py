@@ -204,7 +204,8 @@ def transaction(lab):
         expect.true(not lab.mutated, f"{MIXTURE}: a tensor that was passed in has other values")
 
 
-BAD = {"descending": [2, 0], "repeated": [0, 0, 2], "beyond the last head": [0, 3], "negative": [-1, 1], "empty": []}
+BAD = {"descending": [2, 0], "repeated": [0, 0, 2], "one beyond the last head": [0, 3],
+       "far beyond the last head": [1, 7], "negative": [-1, 1], "empty": []}
 
 
 def _refuse(title, retained):
