@@ -198,6 +198,7 @@ def refuses_length(lab):
     handle, _ = _built(lab, E)
     lab.method_raises(ValueError, "max_len", handle, "__call__", tokens_of(E, count=10))
     lab.method_raises(ValueError, "max_len", handle, "__call__", tokens_of(E, count=2), positions=torch.tensor([8, 9]))
+    lab.method_raises(ValueError, "max_len", handle, "__call__", tokens_of(E, count=2), positions=torch.tensor([12, 3]))
     _logits(lab, handle, E, tokens_of(E, count=9))
 
 
