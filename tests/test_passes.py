@@ -67,7 +67,8 @@ def in_a_closure(t):
 
 
 @pytest.mark.parametrize("hide", [lambda t: t, lambda t: [{"deep": (t,)}], in_a_closure, Parcel,
-                                  lambda t: functools.partial(torch.add, t)], ids=str)
+                                  lambda t: functools.partial(torch.add, t)],
+                         ids=["itself", "in a list", "in a closure", "in an object", "in a partial"])
 def test_what_a_node_holds_is_found_where_ever_it_lies(hide):
     class Keeps(Square):
         @staticmethod
