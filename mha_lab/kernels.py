@@ -28,7 +28,6 @@ def split_heads_triton(packed: Float[Tensor, "B T HD"], num_heads: int) -> Float
     Every element is loaded once and stored once: no copy comes first. Source: session 01's head map, coordinate by
     coordinate. ImportError where Triton is not installed.
     """
-    ready()
     raise NotImplementedError("split_heads_triton: write this in mha_lab/kernels.py")
 
 
@@ -44,7 +43,6 @@ def merge_heads_triton(heads: Float[Tensor, "B H T D"]) -> Float[Tensor, "B T HD
 
     Every element is loaded once and stored once: no copy comes first. ImportError where Triton is not installed.
     """
-    ready()
     raise NotImplementedError("merge_heads_triton: write this in mha_lab/kernels.py")
 
 
@@ -60,7 +58,6 @@ def softmax_triton(scores: Float[Tensor, "rows S"]) -> Float[Tensor, "rows S"]:
     The elements of a row lie side by side. Each score is loaded at most twice, each probability stored once. Computed
     in float32, returned in the dtype of `scores`. ImportError where Triton is not installed.
     """
-    ready()
     raise NotImplementedError("softmax_triton: write this in mha_lab/kernels.py")
 
 
@@ -87,7 +84,6 @@ def flash_attention_triton(q: Float[Tensor, "B H T D"], k: Float[Tensor, "B H S 
     D is a power of two, at least 16. Products of float32 keep the precision of float32 on a GPU too, where `tl.dot`
     takes TF32 unless input_precision="ieee".
     """
-    ready()
     raise NotImplementedError("flash_attention_triton: write this in mha_lab/kernels.py")
 
 
@@ -112,7 +108,6 @@ def gqa_decode_triton(q: Float[Tensor, "B H 1 D"], k_cache: Float[Tensor, "B G S
 
     D is a power of two, at least 16. Products of float32 keep the precision of float32 on a GPU too.
     """
-    ready()
     raise NotImplementedError("gqa_decode_triton: write this in mha_lab/kernels.py")
 
 

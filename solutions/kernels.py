@@ -36,8 +36,8 @@ def split_heads_triton(packed: Float[Tensor, "B T HD"], num_heads: int) -> Float
     Every element is loaded once and stored once: no copy comes first. Source: session 01's head map, coordinate by
     coordinate. ImportError where Triton is not installed.
     """
-    ready()
     ### BEGIN SOLUTION
+    ready()
     batch, length, width = packed.shape
     heads = torch.empty(batch, num_heads, length, width // num_heads, dtype=packed.dtype, device=packed.device)
     block = 32
@@ -67,8 +67,8 @@ def merge_heads_triton(heads: Float[Tensor, "B H T D"]) -> Float[Tensor, "B T HD
 
     Every element is loaded once and stored once: no copy comes first. ImportError where Triton is not installed.
     """
-    ready()
     ### BEGIN SOLUTION
+    ready()
     batch, num_heads, length, width = heads.shape
     packed = torch.empty(batch, length, num_heads * width, dtype=heads.dtype, device=heads.device)
     block = 32
@@ -95,8 +95,8 @@ def softmax_triton(scores: Float[Tensor, "rows S"]) -> Float[Tensor, "rows S"]:
     The elements of a row lie side by side. Each score is loaded at most twice, each probability stored once. Computed
     in float32, returned in the dtype of `scores`. ImportError where Triton is not installed.
     """
-    ready()
     ### BEGIN SOLUTION
+    ready()
     rows, width = scores.shape
     probabilities = torch.empty(scores.shape, dtype=scores.dtype, device=scores.device)
     softmax_kernel[(rows,)](scores, probabilities, scores.stride(0), probabilities.stride(0), width,
@@ -159,8 +159,8 @@ def flash_attention_triton(q: Float[Tensor, "B H T D"], k: Float[Tensor, "B H S 
     D is a power of two, at least 16. Products of float32 keep the precision of float32 on a GPU too, where `tl.dot`
     takes TF32 unless input_precision="ieee".
     """
-    ready()
     ### BEGIN SOLUTION
+    ready()
     batch, num_heads, queries, width = q.shape
     keys = k.shape[2]
     heads = torch.empty(batch, num_heads, queries, width, dtype=q.dtype, device=q.device)
@@ -223,8 +223,8 @@ def gqa_decode_triton(q: Float[Tensor, "B H 1 D"], k_cache: Float[Tensor, "B G S
 
     D is a power of two, at least 16. Products of float32 keep the precision of float32 on a GPU too.
     """
-    ready()
     ### BEGIN SOLUTION
+    ready()
     batch, num_heads, _, width = q.shape
     groups = k_cache.shape[1]
     repeats = num_heads // groups
