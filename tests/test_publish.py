@@ -105,7 +105,7 @@ def test_stub_and_solution_promise_the_same(session, module):
     for node in public(ast.parse(solution)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
             assert ast.get_docstring(node), f"{module}.{node.name} says nothing"
-            kernel = "triton.jit" in map(ast.unparse, node.decorator_list)  # pointers and strides have no type in Python
+            kernel = "triton.jit" in map(ast.unparse, node.decorator_list)  # pointers and strides have no Python type
             if isinstance(node, ast.FunctionDef) and not kernel:
                 bare = [a.arg for a in node.args.args if a.annotation is None and a.arg != "self"]
                 assert not bare, f"{module}.{node.name}: no type for {bare}"
