@@ -24,7 +24,7 @@ from .lab import Gone, Lab, Mismatch, NotStarted, Observation
 from .report import CaseResult, Diagnosis, Report
 from .sandbox import Limits, Sandbox, SandboxError
 
-INSTALL = 'not available here: Triton is not installed. pip install "mha-course[kernels]" adds it (Linux, about 200 MB)'
+INSTALL = "not available here: Triton is not installed. `pip install triton` adds it (Linux; 200 MB come, 700 MB stay)"
 SHARED_MEMORY = {80: 163 << 10, 90: 227 << 10}  # bytes for one program (CUDA programming guide, compute capabilities)
 CARDS = {80: "sm_80 (A100)", 90: "sm_90 (H100)"}
 COMPILES = "it compiles for sm_80 and sm_90, within the shared memory of these cards"

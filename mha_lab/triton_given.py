@@ -18,7 +18,7 @@ try:
 
     MISSING = ""
 except ImportError:
-    MISSING = 'Triton is not installed here: pip install "mha-course[kernels]" (about 200 MB, Linux)'
+    MISSING = "Triton is not installed here: pip install triton (Linux; 200 MB come, 700 MB stay)"
 
     class triton:  # noqa: N801  (stands in for the package, so that a module with kernels can be imported)
         """No kernel can be launched; `triton.jit` gives the plain function back."""
