@@ -1,7 +1,9 @@
 """How long an instrument takes from an input to the change on the page, in a real Chromium.
 
 Real key strokes and pointer moves. `change` is the time from the event's own time stamp to the moment when the page has
-changed (a mutation observer), `frame` to the first animation frame after it. No kernel takes part.
+changed (a mutation observer), `frame` to the first animation frame after it. Both are wall time and grow with the load
+of the machine, so the load average is recorded. `cpu` does not: it is the processor time that the page's thread spent
+in the handlers of one input, from a trace. No kernel takes part.
 `python benchmarks/instrument_latency.py --repeats 60`.
 """
 from __future__ import annotations
@@ -22,11 +24,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from mha_lab.instruments import AttentionDesk, StrideExplorer  # noqa: E402
 from tests.instruments.standalone import page as page_html  # noqa: E402
 
-WATCH = """() => {
+WATCH = """(types) => {
   window.changes = [];
   window.frames = [];
   let started = null;
-  for (const type of ["keydown", "pointermove", "pointerdown", "click"]) {
+  for (const type of types) {
     addEventListener(type, (event) => { started ??= event.timeStamp; }, true);
   }
   new MutationObserver(() => {
@@ -110,12 +112,16 @@ def main() -> None:
                 page.wait_for_function("window.ready === true")
                 for i in range(3):
                     act(page, i)
-                page.evaluate(WATCH)
+                kind = "click" if "click" in action else "pointermove" if action == "pointer" else "keydown"
+                page.evaluate(WATCH, [kind])
+                browser.start_tracing(page=page, categories=["devtools.timeline"])
                 for i in range(args.repeats):
                     act(page, i)
                 page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-                measured[f"{name}: {action}"] = {kind: _summary(page.evaluate(f"window.{kind}s"))
-                                                 for kind in ("change", "frame")}
+                inputs = args.repeats * (2 if kind == "pointermove" else 1)
+                spent = _handlers(json.loads(browser.stop_tracing())) / inputs
+                measured[f"{name}: {action}"] = {what: _summary(page.evaluate(f"window.{what}s"))
+                                                 for what in ("change", "frame")} | {"cpu": {"mean": round(spent, 1)}}
                 page.close()
         version = browser.version
         browser.close()
@@ -125,6 +131,11 @@ def main() -> None:
     args.out.parent.mkdir(exist_ok=True)
     args.out.write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(record, indent=1))
+
+
+def _handlers(trace: dict) -> float:
+    """Milliseconds of processor time in event handlers."""
+    return sum(event.get("tdur", 0) for event in trace["traceEvents"] if event["name"] == "EventDispatch") / 1000
 
 
 def _summary(samples: list[float]) -> dict:
