@@ -189,7 +189,7 @@ def load_llama_attention(state_dict: Mapping[str, Tensor], config: LlamaConfig) 
         if tuple(state_dict[name].shape) != shape:
             raise ValueError(f"{name} has the shape {tuple(state_dict[name].shape)}, expected {shape}")
 
-    state = {name: tensor.detach().clone() for name, tensor in state_dict.items()}
+    state = dict(state_dict)  # load_state_dict copies
     if config["storage"] == "conv1d":
         state = {name: tensor.mT if tensor.dim() == 2 else tensor for name, tensor in state.items()}
     if config["fused"]:
