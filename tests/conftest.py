@@ -8,13 +8,26 @@ from autograder.sandbox import Limits, walls_available
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
+ALONE = "test_texts_run.py"  # each of its tests is long, and shares nothing
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     able, why = walls_available()
     for item in items:
+        if item.path.name != ALONE:
+            item.add_marker(pytest.mark.xdist_group(_shares(item)))
         if CHROMIUM is None and item.get_closest_marker("browser"):
             item.add_marker(pytest.mark.skip(reason="no Chromium found"))
         if not able and item.get_closest_marker("walls"):
             item.add_marker(pytest.mark.skip(reason=why))
+
+
+def _shares(item) -> str:
+    """What the tests that one process should run have in common: an exercise's known programs, or a file's fixtures."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    exercise = params["pair"][0] if "pair" in params else params.get("exercise")
+    return getattr(exercise, "name", item.path.name)
 
 
 @pytest.fixture(scope="session")
