@@ -12,12 +12,13 @@ from importlib import import_module
 from secrets import token_hex
 
 _HOMES = {"AdjointFlow": "adjoint_flow", "AttentionDesk": "attention_desk", "CacheDesk": "cache_desk",
-          "EvidenceLadder": "evidence_ladder", "LifecycleStepper": "lifecycle", "ProgressMap": "progress_map",
+          "EvidenceLadder": "evidence_ladder", "KernelDesk": "kernel_desk", "LifecycleStepper": "lifecycle",
+          "ProgressMap": "progress_map",
           "ShapeMachine": "shape_machine", "shape_tape": "shape_machine", "StrideExplorer": "stride_explorer",
           "explore": "stride_explorer", "write_svg": "static"}
 
-__all__ = ["AdjointFlow", "AttentionDesk", "CacheDesk", "EvidenceLadder", "LifecycleStepper", "ProgressMap",
-           "ShapeMachine", "StrideExplorer", "explore", "shape_tape", "show", "write_svg"]
+__all__ = ["AdjointFlow", "AttentionDesk", "CacheDesk", "EvidenceLadder", "KernelDesk", "LifecycleStepper",
+           "ProgressMap", "ShapeMachine", "StrideExplorer", "explore", "shape_tape", "show", "write_svg"]
 
 
 def show(instrument, **state) -> None:
