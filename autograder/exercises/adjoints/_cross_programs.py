@@ -5,21 +5,12 @@ from functools import partial
 import torch
 from torch.nn import functional as F
 
+from ...programs import Programs
 from ._attention import attended, local, merge, projected, routes, split, through
 
-RIGHTS, WRONGS = [], []
-
-
-def right(program):
-    RIGHTS.append(program)
-    return program
-
-
-def wrong(id):
-    def add(program):
-        WRONGS.append((id, program))
-        return program
-    return add
+PROGRAMS = Programs()
+right, wrong = PROGRAMS.right, PROGRAMS.wrong
+RIGHTS, WRONGS = PROGRAMS.rights, PROGRAMS.wrongs
 
 
 def summed(paths, grads):

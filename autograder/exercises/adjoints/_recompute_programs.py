@@ -4,20 +4,12 @@ import math
 import torch
 from torch.nn import functional as F
 
-RIGHTS, WRONGS = [], []
+from ...programs import Programs
+
 Function = torch.autograd.Function
-
-
-def wrong(id):
-    def add(program):
-        WRONGS.append((id, program))
-        return program
-    return add
-
-
-def right(program):
-    RIGHTS.append(program)
-    return program
+PROGRAMS = Programs()
+right, wrong = PROGRAMS.right, PROGRAMS.wrong
+RIGHTS, WRONGS = PROGRAMS.rights, PROGRAMS.wrongs
 
 
 def refuse(visible, dropout_p):

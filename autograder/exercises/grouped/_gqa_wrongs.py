@@ -4,16 +4,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ...programs import Programs
 from ._gqa_base import PROJECTIONS, Base, head_sizes
 
-WRONGS = []
-
-
-def wrong(id):
-    def add(program):
-        WRONGS.append((id, program))
-        return program
-    return add
+PROGRAMS = Programs()
+wrong, WRONGS = PROGRAMS.wrong, PROGRAMS.wrongs
 
 
 @wrong("cache-repeated")

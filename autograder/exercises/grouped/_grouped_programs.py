@@ -5,19 +5,11 @@ import torch
 from einops import einsum, rearrange
 from torch.nn import functional as F
 
-RIGHTS, WRONGS = [], []
+from ...programs import Programs
 
-
-def right(program):
-    RIGHTS.append(program)
-    return program
-
-
-def wrong(id):
-    def add(program):
-        WRONGS.append((id, program))
-        return program
-    return add
+PROGRAMS = Programs()
+right, wrong = PROGRAMS.right, PROGRAMS.wrong
+RIGHTS, WRONGS = PROGRAMS.rights, PROGRAMS.wrongs
 
 
 def _checked(q, k, visible):

@@ -6,17 +6,12 @@ from einops import rearrange
 from torch import nn
 from torch.nn import functional as F
 
+from ...programs import Programs
 from ._mha_base import Base, check_heads
 from ._mha_oracle import PROJECTIONS
 
-WRONGS = []
-
-
-def wrong(id):
-    def add(program):
-        WRONGS.append((id, program))
-        return program
-    return add
+PROGRAMS = Programs()
+wrong, WRONGS = PROGRAMS.wrong, PROGRAMS.wrongs
 
 
 def _subsets(letters):

@@ -1,16 +1,11 @@
 """Multi-head attention whose scores, softmax or masks go wrong: (id, program), several spellings where they differ."""
 from torch.nn import functional as F
 
+from ...programs import Programs
 from ._mha_base import Base
 
-WRONGS = []
-
-
-def wrong(id):
-    def add(program):
-        WRONGS.append((id, program))
-        return program
-    return add
+PROGRAMS = Programs()
+wrong, WRONGS = PROGRAMS.wrong, PROGRAMS.wrongs
 
 
 @wrong("scale-by-model-width")

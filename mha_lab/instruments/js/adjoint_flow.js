@@ -1,10 +1,10 @@
 // Adjoint flow: see adjoint_flow.py, which makes the same scenes.
 
+import { worded } from "./drawing.js";
 import { mount } from "./kit.js";
 import { fixed, grid, sceneOf, signed, table, words } from "./paint.js";
 
 const flowRows = (letter, count) => Array.from({ length: count }, (_, i) => `${letter}${i}`);
-const filled = (sentence, values) => sentence.replace(/\{(\w+)\}/g, (_, name) => values[name]);
 const carries = (value) => Math.abs(value) > 1e-6;
 
 function gradientGrid(data, id, title, values, call, largest, verdict = "") {
@@ -39,11 +39,11 @@ export function scene(data, state) {
   largest = Math.max(largest, ...whole.map(Math.abs));
   parts.push(gradientGrid(data, "sum", what, whole, call, largest, drop ? "right" : ""));
   const reached = Object.fromEntries(roles.map((role) => [role, reachedRows(data, grads[role])]));
-  const lines = [filled(says[call], { out, ...reached })];
+  const lines = [worded(says[call], { out, ...reached })];
   if (drop) {
     parts.push(gradientGrid(data, "wrong", `forgotten: ${data.drops[drop]}`, wrong, call, largest, "wrong"));
     const off = whole.map((value, i) => Math.abs(value - wrong[i])), count = off.filter((o) => o > 1e-6).length;
-    lines.push(count ? filled(says.wrong, { off: fixed(Math.max(...off)), cells: count, all: off.length })
+    lines.push(count ? worded(says.wrong, { off: fixed(Math.max(...off)), cells: count, all: off.length })
       : says["still right"]);
   }
   parts.push(table("way", "the way back: shapes, and how much arrives", ["tensor", "shape", "sum of |gradient|"],
@@ -60,7 +60,7 @@ export function probe(data, state, part, index) {
   const title = data.paths[part] ?? part, value = values ? fixed(values[index], 4) : index === state.cell ? "1" : "press Enter";
   const ends = state.call === "self" ? ["q", "k", "v", "sum", "wrong"] : ["k", "v", "sum", "wrong"];
   const marks = ends.includes(part) ? Object.fromEntries(ends.map((id) => [id, [index]])) : {};
-  return { text: filled(data.says.probe, { part: title, row, channel, value }), marks };
+  return { text: worded(data.says.probe, { part: title, row, channel, value }), marks };
 }
 
 export default {

@@ -1,10 +1,10 @@
 // The live attention desk: what attention_desk.py reads from torch, computed in the browser.
 
+import { worded } from "./drawing.js";
 import { mount } from "./kit.js";
 import { range } from "./layouts.js";
 import { bars, fixed, grid, sceneOf, share, signed, words } from "./paint.js";
 
-const told = (sentence, values = {}) => sentence.replace(/\{(\w+)\}/g, (_, key) => values[key]);
 const total = (numbers) => numbers.reduce((sum, number) => sum + number, 0);
 const fixed3 = (value) => fixed(value, 3);
 
@@ -98,8 +98,8 @@ const DRAW = {
       return grid(id, title, [...data.targets, "Σ"], [...data.sources, "Σ"],
         [...fills, ...Array(columns.length + 1).fill("none")], [...labels, ...columns.map((sum) => fixed(sum)), ""]);
     };
-    return [...chosenHeads(data, state).map((h) => one(`head${h}`, told(data.says.head, { head: h }), weights[h])),
-      one("mean", told(data.says.mean, { heads: weights.length }), mean)];
+    return [...chosenHeads(data, state).map((h) => one(`head${h}`, worded(data.says.head, { head: h }), weights[h])),
+      one("mean", worded(data.says.mean, { heads: weights.length }), mean)];
   },
 
   lens(data, state, { visible }) {
@@ -112,7 +112,7 @@ const DRAW = {
       fills.push(...way.map(share), "none");
       labels.push(...way.map(fixed3), fixed3(total(way)));
     }
-    return [grid("lens", told(data.says.lens, { head, query: data.targets[state.query] }), data.says.lens_rows,
+    return [grid("lens", worded(data.says.lens, { head, query: data.targets[state.query] }), data.says.lens_rows,
       [...data.sources, "Σ"], fills, labels, { notes: [data.says.lens_note] })];
   },
 
@@ -122,7 +122,7 @@ const DRAW = {
     const rows = [softmax(joint, seen), ...weights.map((head) => head[query]), mean[query]];
     const fills = rows.flatMap((row) => [...row.map((value, s) => seen[s] ? share(value) : "off"), "none"]);
     const labels = rows.flatMap((row) => [...row.map((value) => fixed(value)), fixed(total(row))]);
-    return [grid("one", told(data.says.one, { query: data.targets[query] }),
+    return [grid("one", worded(data.says.one, { query: data.targets[query] }),
       [data.says.one_row, ...range(0, heads).map((h) => `h${h}`), data.says.mean_row], [...data.sources, "Σ"], fills,
       labels, { notes: [data.says.one_note] })];
   },
@@ -131,20 +131,20 @@ const DRAW = {
     const { query } = state, { says } = data, named = { query: data.targets[query] };
     const mix = (rows) => rows.map((values, h) => values[0].map((_, c) =>
       total(values.map((value, s) => weights[h][query][s] * value[c]))));
-    const first = (shown, all) => shown < all ? [told(says.first_channels, { shown, all })] : [];
+    const first = (shown, all) => shown < all ? [worded(says.first_channels, { shown, all })] : [];
     const signedGrid = (id, title, letter, table, names, notes) => {
       const largest = Math.max(0, ...table.flat().filter(Number.isFinite).map(Math.abs));
       return grid(id, title, names, table[0].map((_, i) => `${letter}${i}`),
         table.flat().map((value) => signed(value, largest)), table.flat().map((value) => fixed(value)), { notes });
     };
-    const mixed = mix(data.values), read = signedGrid("mixed", told(says.mixed, named), "d", mixed,
+    const mixed = mix(data.values), read = signedGrid("mixed", worded(says.mixed, named), "d", mixed,
       mixed.map((_, h) => `h${h}`), [says.mixed_note, ...first(mixed[0].length, data.width)]);
     if (!data.writes) return [read, words("no_w_o", [says.no_w_o])];
     const rows = mix(data.writes), biased = data.bias.some((value) => value !== 0);
     if (biased) rows.push(data.bias);
     rows.push(data.bias.map((_, m) => total(rows.map((row) => row[m]))));
     const names = [...range(0, weights.length).map((h) => `h${h}`), ...(biased ? [says.bias_row] : []), "Σ"];
-    return [read, signedGrid("writes", told(says.writes, named), "m", rows, names,
+    return [read, signedGrid("writes", worded(says.writes, named), "m", rows, names,
       [says.writes_note, ...first(data.bias.length, data.channels)])];
   },
 
@@ -152,8 +152,8 @@ const DRAW = {
     const { says } = data, [, T, S] = extentsOf(data), most = Math.min(T, S);
     const items = chosenHeads(data, state).flatMap((h) => {
       const before = data.ranks[h], after = rankOf(weights[h].filter((_, t) => visible[t].some(Boolean)));
-      return [[told(says.before, { head: h }), before, told(says.of, { rank: before, most }), "w5"],
-        [told(says.after, { head: h }), after, told(says.of, { rank: after, most }), "w9"]];
+      return [[worded(says.before, { head: h }), before, worded(says.of, { rank: before, most }), "w5"],
+        [worded(says.after, { head: h }), after, worded(says.of, { rank: after, most }), "w9"]];
     });
     return [bars("rank", says.rank, items, most), words("rank_note", [says.rank_note])];
   },
@@ -162,11 +162,11 @@ const DRAW = {
 export function scene(data, state) {
   const { says } = data, seen = lookAt(data, state), { visible } = seen, [heads, t, s] = extentsOf(data);
   const empty = data.targets.filter((_, i) => !visible[i].some(Boolean)), cells = visible.flat();
-  const rows = empty.length ? told(says.no_key, { rows: empty.join(", ") }) : says.sums;
+  const rows = empty.length ? worded(says.no_key, { rows: empty.join(", ") }) : says.sums;
   const parts = [grid("mask", says.mask, data.targets, data.sources, cells.map((one) => one ? "good" : "off"),
     cells.map((one) => one ? "✓" : "·")), ...DRAW[state.view](data, state, seen)];
   if (empty.length) parts.unshift(words("empty", [rows], true));
-  return sceneOf(told(says.alt, { view: data.views[state.view], heads, t, s, seen: cells.filter(Boolean).length,
+  return sceneOf(worded(says.alt, { view: data.views[state.view], heads, t, s, seen: cells.filter(Boolean).length,
     all: t * s, rows }), parts);
 }
 
@@ -179,13 +179,13 @@ export function probe(data, state, part, index) {
   if (row === T || key === S) {
     if (row === T && key === S) return null;
     const sum = fixed3(total(key === S ? rows[row] : rows.map((one) => one[key])));
-    const text = key === S ? told(says.row_sum, { name: data.targets[row], sum })
-      : told(says.column_sum, { name: data.sources[key], sum });
+    const text = key === S ? worded(says.row_sum, { name: data.targets[row], sum })
+      : worded(says.column_sum, { name: data.sources[key], sum });
     return { text, marks: {}, tip: "" };
   }
-  const pairs = (head < 0 ? chosen : [head]).slice(0, 8).map((h) => told(says.pair, { head: h,
+  const pairs = (head < 0 ? chosen : [head]).slice(0, 8).map((h) => worded(says.pair, { head: h,
     score: fixed(data.scores[h][row][key]), weight: fixed3(weights[h][row][key]) }));
-  const text = told(visible[row][key] ? says.reads : says.hidden,
+  const text = worded(visible[row][key] ? says.reads : says.hidden,
     { query: data.targets[row], key: data.sources[key], pairs: pairs.join("; ") });
   const marks = { mask: [row * S + key] };
   if (state.view === "who") for (const id of [...chosen.map((h) => `head${h}`), "mean"]) marks[id] = [row * (S + 1) + key];

@@ -1,12 +1,12 @@
 // The cache desk: see cache_desk.py, which makes the same scenes.
 
+import { worded } from "./drawing.js";
 import { mount } from "./kit.js";
 import { bars, fixed, grid, sceneOf, table, words } from "./paint.js";
 
 const GIB = 2 ** 30;
 const commas = (number) => String(number).replace(/\B(?=(\d{3})+$)/g, ",");
 const gib = (number) => `${fixed(number / GIB, 3)} GiB`;
-const deskSays = (sentence, values) => sentence.replace(/\{(\w+)\}/g, (_, name) => values[name]);
 const upTo = (count) => Array.from({ length: count }, (_, i) => i);
 const schemeName = (scheme, s) => scheme + { MHA: ` ${s.heads} heads`, GQA: ` ${s.kv_heads} heads`, MQA: " 1 head",
   MLA: ` ${s.latent} + ${s.rope_dim}` }[scheme];
@@ -27,11 +27,11 @@ function windowMacs(length, window, local, others, width) {
 const VIEWS = {
   "cache-meter"(data, s) {
     const { says } = data, own = data.models[s.model], lengths = data.choices.length.filter((_, i) => i % 2 === 0);
-    const lines = [deskSays(says.terms, { ...s, length: commas(s.length), kv: s.kv_heads, total: commas(bytesOf("GQA", s)) })];
-    if (s.local_layers) lines.push(deskSays(says.local, { local: s.local_layers, window: commas(s.layer_window) }));
+    const lines = [worded(says.terms, { ...s, length: commas(s.length), kv: s.kv_heads, total: commas(bytesOf("GQA", s)) })];
+    if (s.local_layers) lines.push(worded(says.local, { local: s.local_layers, window: commas(s.layer_window) }));
     const fits = Math.floor((s.card * GIB) / bytesOf("GQA", { ...s, batch: 1 }));
-    lines.push(deskSays(says.card, { card: s.card, fits: commas(fits), length: commas(s.length) }));
-    lines.push(own ? deskSays(says.source, { model: s.model, source: own.source }) : says.own);
+    lines.push(worded(says.card, { card: s.card, fits: commas(fits), length: commas(s.length) }));
+    lines.push(own ? worded(says.source, { model: s.model, source: own.source }) : says.own);
     return [lines, [bars("schemes", "the same model with other heads", Object.entries(data.fills).map(([scheme, fill]) =>
       [schemeName(scheme, s), bytesOf(scheme, s) / GIB, gib(bytesOf(scheme, s)), fill])),
     bars("lengths", "the cache over the context length", lengths.map((length) =>
@@ -42,7 +42,7 @@ const VIEWS = {
     const part = (id, title, reads, verdict) => grid(id, title, upTo(kv).map((g) => `kv${g}`),
       upTo(heads).map((h) => `q${h}`), upTo(kv).flatMap((g) => upTo(heads).map((h) => reads(h) === g ? `t${g % 8}` : "none")),
       [], { verdict, col_block: group });
-    return [[deskSays(data.says.heads, { heads, kv, group })], [
+    return [[worded(data.says.heads, { heads, kv, group })], [
       part("right", `h // ${group}`, (h) => Math.floor(h / group), "right"), part("wrong", `h mod ${kv}`, (h) => h % kv, "wrong")]];
   },
   "window-map"(data, s) {
@@ -51,7 +51,7 @@ const VIEWS = {
     const rows = [["shown", T, window, local, heads - local, D], ["T2048 W256, 6 + 2 heads", 2048, 256, 6, 2, 64]].map(
       ([name, ...sizes]) => [name, ...windowMacs(...sizes).map(commas)]);
     const exact = T * window - (window * (window - 1)) / 2;
-    return [[deskSays(data.says.window, { exact, dense: (T * (T + 1)) / 2, window, length: T })], [
+    return [[worded(data.says.window, { exact, dense: (T * (T + 1)) / 2, window, length: T })], [
       grid("map", `a local head, window ${window}`, upTo(T).map((i) => `q${i}`), upTo(T).map((i) => `k${i}`), fills),
       table("macs", "products of one matmul, all heads", ["sizes", "leading", "exact causal", "dense"], rows)]];
   },
@@ -68,7 +68,7 @@ const VIEWS = {
     const classic = [2 * M * M, 2 * T * M * M + T * T * M];
     const shared = [2 * M * D + H * D, 2 * T * M * D + H * T * D + H * T * T * D];
     const titles = [["weights", "Q/K weights, M = 512, 8 heads of 64"], ["macs", "products up to the scores, 128 tokens"]];
-    return [[deskSays(data.says.shared, { width: D, weights: commas(shared[0]), classic: commas(classic[0]), length: T })],
+    return [[worded(data.says.shared, { width: D, weights: commas(shared[0]), classic: commas(classic[0]), length: T })],
       titles.map(([id, title], i) => bars(id, title, [["classic", classic[i], commas(classic[i]), "t0"],
         [`shared, D̃ ${D}`, shared[i], commas(shared[i]), "t1"]]))];
   },
@@ -76,7 +76,7 @@ const VIEWS = {
     const { length } = s, heads = 32, dense = length * length * heads * heads * 2;
     const scores = length * length * heads * 2, factors = 2 * length * (2 * heads * 2 + heads) * 2;
     const bar = (name, value, fill) => [name, value / GIB, gib(value), fill];
-    return [[deskSays(data.says.forbidden, { length: commas(length), dense: fixed(dense / GIB, 3), factors: fixed(factors / GIB, 3) })],
+    return [[worded(data.says.forbidden, { length: commas(length), dense: fixed(dense / GIB, 3), factors: fixed(factors / GIB, 3) })],
       [bars("maps", "32 heads, one sample, 2 bytes", [bar("a dense map", dense, "bad"), bar("all scores", scores, "t0"),
         bar("the factors", factors, "t1")])]];
   },

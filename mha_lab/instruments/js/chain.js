@@ -1,5 +1,6 @@
 // A chain of tensor operations as text, run on layouts: what chain.py reads from real torch tensors.
 
+import { worded } from "./drawing.js";
 import { isContiguous, prod, range, rowMajor, viewStrides } from "./layouts.js";
 
 const CALL = /\.?\s*(\w+)\(((?:[^()]|\([^()]*\))*)\)|\[([^\]]*)\]/y;
@@ -7,7 +8,7 @@ const FACTOR = /^(-?\d+|[A-Z])$/;
 
 class Refused extends Error {}
 const refuse = (says, name, values = {}) => {
-  throw new Refused(says[name].replace(/\{(\w+)\}/g, (_, key) => values[key]));
+  throw new Refused(worded(says[name], values));
 };
 const listed = (numbers) => numbers.join(", ");
 

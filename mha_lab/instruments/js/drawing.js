@@ -3,6 +3,10 @@
 import { range } from "./layouts.js";
 
 const ESCAPES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;" };
+
+/** A sentence with its {names} filled in. */
+export const worded = (sentence, values = {}) => sentence.replace(/\{(\w+)\}/g, (_, name) => values[name]);
+
 export const escape = (text) => String(text).replace(/[&<>"']/g, (char) => ESCAPES[char]);
 const half = (number) => Math.floor(number / 2);
 export const text = (x, y, content, kind, anchor = "start") =>

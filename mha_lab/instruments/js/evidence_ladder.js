@@ -1,15 +1,15 @@
 // The evidence ladder: see evidence_ladder.py, which makes the same scenes.
 
+import { worded } from "./drawing.js";
 import { mount } from "./kit.js";
 import { grid, sceneOf, table, words } from "./paint.js";
 
-const spoken = (sentence, values) => sentence.replace(/\{(\w+)\}/g, (_, name) => values[name]);
 
 function sentencesOf(data, kind, claim) {
   const [changes, carries, open] = data.rungs[kind], { says } = data;
-  const lines = [spoken(carries === claim ? says.yes : says.no,
+  const lines = [worded(carries === claim ? says.yes : says.no,
     { kind, changes, claim, open, carries: carries || says.nothing })];
-  if (!Object.values(data.rungs).some((rung) => rung[1] === claim)) lines.push(spoken(says.alone, { claim }));
+  if (!Object.values(data.rungs).some((rung) => rung[1] === claim)) lines.push(worded(says.alone, { claim }));
   return lines;
 }
 

@@ -1,8 +1,8 @@
 // The picture of a stage as plain data: the same as `figures.figure` in Python makes from real tensors.
 
+import { worded } from "./drawing.js";
 import { grouped, ledger, range, unique } from "./layouts.js";
 
-const fill = (sentence, values) => sentence.replace(/\{(\w+)\}/g, (_, name) => values[name]);
 const ROWS = 10, COLUMNS = 24, COMPARED_COLUMNS = 12, HEAD_COLUMNS = 8;
 
 export function shown(count, limit, first = 0, last = 0) {
@@ -93,8 +93,8 @@ export function figure(sizes, spec, stage, tensor = "q", head = 0) {
     const all = range(0, H).flatMap((h) => range(0, length).flatMap((r) => range(0, width).map((c) => [h, r, c])));
     const differ = all.filter((index) => ways[0](...index) !== ways[1](...index)).length;
     const first = head * width, held = all.filter(([h]) => h === head).map((index) => ways[1](...index));
-    const captions = [fill(says.split_right, { head, first, last: first + width - 1 }), differ
-      ? fill(says.split_wrong, { head, differ: grouped(differ), total: grouped(all.length),
+    const captions = [worded(says.split_right, { head, first, last: first + width - 1 }), differ
+      ? worded(says.split_wrong, { head, differ: grouped(differ), total: grouped(all.length),
         tokens: tokensText(letter.toLowerCase(), tokens(held, packedOrigin)) }) : says.agree];
     const headings = [`packed.view(B, ${letter}, H, ${axis}).transpose(1, 2)`, step.wrong["qkv".indexOf(tensor)].op];
     return ways.map((way, i) => ({ verdict: ["right", "wrong"][i], heading: headings[i], caption: captions[i],
@@ -126,8 +126,8 @@ export function figure(sizes, spec, stage, tensor = "q", head = 0) {
     const differ = all.filter((index) => ways[0](...index) !== ways[1](...index)).length;
     const cols = shown(channels, COMPARED_COLUMNS, head * D_v, (head + 1) * D_v);
     const held = (way, r) => tokensText("t", tokens(range(0, channels).map((c) => way(r, c)), headOrigin));
-    const captions = [fill(says.merge_right, { last: channels - 1 }), differ
-      ? fill(says.merge_wrong, { differ: grouped(differ), total: grouped(all.length), tokens: held(ways[1], 0) })
+    const captions = [worded(says.merge_right, { last: channels - 1 }), differ
+      ? worded(says.merge_wrong, { differ: grouped(differ), total: grouped(all.length), tokens: held(ways[1], 0) })
       : says.agree];
     const headings = ["head_output.transpose(1, 2).reshape(B, T, H * D_v)", step.wrong[0].op];
     return ways.map((way, i) => ({ verdict: ["right", "wrong"][i], heading: headings[i], caption: captions[i],

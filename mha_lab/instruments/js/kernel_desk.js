@@ -1,10 +1,10 @@
 // The kernel desk: see kernel_desk.py, which makes the same scenes.
 
+import { worded } from "./drawing.js";
 import { mount } from "./kit.js";
 import { bars, fixed, grid, sceneOf, table, words } from "./paint.js";
 
 const runOf = (data, state) => data.runs[`${state.kernel} ${state.variant} ${state.block}`];
-const kernelSays = (sentence, values) => sentence.replace(/\{(\w+)\}/g, (_, name) => values[name]);
 const ownersOf = (run) => new Map(run.programs.flatMap(([, , stores], i) => stores.map((index) => [index, i])));
 const times = (list, index) => list.reduce((count, one) => count + Number(one === index), 0);
 
@@ -12,11 +12,11 @@ export function scene(data, state) {
   const run = runOf(data, state), [name, loads, stores] = run.programs[state.program], { says } = data, { ridge } = state;
   const intensity = run.operations / run.moved, least = run.operations / run.least;
   const sizes = run.programs.map(([label, a, b]) => [label, a.length * run.cell[0], b.length * run.cell[1]]);
-  const lines = [kernelSays(says.traffic, { programs: run.programs.length, moved: run.moved, least: run.least,
+  const lines = [worded(says.traffic, { programs: run.programs.length, moved: run.moved, least: run.least,
     ratio: fixed(run.moved / run.least) }),
-  kernelSays(says.roof, { intensity: fixed(intensity), ridge, bound: intensity < ridge ? "memory" : "arithmetic" })];
+  worded(says.roof, { intensity: fixed(intensity), ridge, bound: intensity < ridge ? "memory" : "arithmetic" })];
   const [, loaded, stored] = sizes[state.program];
-  const one = kernelSays(says.program, { program: name, loads: loaded, stores: stored });
+  const one = worded(says.program, { program: name, loads: loaded, stores: stored });
   const every = run.programs.flatMap(([, found]) => found), owners = ownersOf(run);
   const cellsOf = ([, rows, cols]) => rows.flatMap((_, r) => cols.map((_, c) => r * cols.length + c));
   const bar = (label, value, fill) => [label, Math.min(1, value / ridge), `${fixed(100 * Math.min(1, value / ridge), 0)} %`, fill];
@@ -37,8 +37,8 @@ export function probe(data, state, part, index) {
   const run = runOf(data, state), [title, rows, cols] = run[part], owner = ownersOf(run).get(index);
   const row = rows[Math.floor(index / cols.length)], col = cols[index % cols.length], place = `${row}, ${col}`;
   const loaders = run.programs.filter(([, loads]) => loads.includes(index)).map(([label]) => label);
-  return { text: part === "in" ? kernelSays(data.says.loaded, { place, title, programs: loaders.join(" ") || data.says.nobody })
-    : kernelSays(data.says.stored, { place, title, program: owner === undefined ? data.says.nobody : run.programs[owner][0] }),
+  return { text: part === "in" ? worded(data.says.loaded, { place, title, programs: loaders.join(" ") || data.says.nobody })
+    : worded(data.says.stored, { place, title, program: owner === undefined ? data.says.nobody : run.programs[owner][0] }),
   marks: {} };
 }
 

@@ -1,9 +1,9 @@
 // The lifecycle stepper: see lifecycle.py, which makes the same scenes.
 
+import { worded } from "./drawing.js";
 import { mount } from "./kit.js";
 import { grid, sceneOf, table, words } from "./paint.js";
 
-const worded = (sentence, values) => sentence.replace(/\{(\w+)\}/g, (_, name) => values[name]);
 const listed = (numbers) => `[${numbers.join(",")}]`;
 
 function refusalOf(data, now, move, call, why) {

@@ -1,11 +1,11 @@
 // The progress map: see progress_map.py, which makes the same scenes.
 
+import { worded } from "./drawing.js";
 import { mount } from "./kit.js";
 import { fixed, grid, sceneOf, table, words } from "./paint.js";
 
-const saying = (sentence, values) => sentence.replace(/\{(\w+)\}/g, (_, name) => values[name]);
 const pointsOf = (value) => fixed(value, Number.isInteger(value) ? 0 : 1);
-const mistakes = (says, count) => count === 1 ? says.one : saying(says.many, { count });
+const mistakes = (says, count) => count === 1 ? says.one : worded(says.many, { count });
 
 export function scene(data, state) {
   const { sessions, says } = data, look = (entry) => data.looks[entry.status] ?? data.other;
@@ -15,7 +15,7 @@ export function scene(data, state) {
   const padded = (read, filler) => sessions.flatMap((session) => [...session.exercises.map(read),
     ...Array(wide - session.exercises.length).fill(filler)]);
   const rows = sessions.map(({ number, title }, i) => `${i === state.session ? "▶ " : ""}${number} ${title}`);
-  const said = saying(says.sum, { got: pointsOf(total((entry) => entry.best)), all: pointsOf(total((entry) => entry.points)),
+  const said = worded(says.sum, { got: pointsOf(total((entry) => entry.best)), all: pointsOf(total((entry) => entry.points)),
     passed: total((entry) => Number(entry.status === "passed")), count: every.length,
     met: mistakes(says, total((entry) => entry.met.length)), beaten: total((entry) => entry.beaten.length) });
   const shown = sessions[state.session];
@@ -32,7 +32,7 @@ const wideOf = (data) => Math.max(...data.sessions.map((session) => session.exer
 export function probe(data, state, part, index) {
   const wide = wideOf(data), entry = data.sessions[Math.floor(index / wide)].exercises[index % wide];
   if (!entry) return { text: data.says.empty, marks: {} };
-  return { text: saying(data.says.probe, { name: entry.name, word: entry.word,
+  return { text: worded(data.says.probe, { name: entry.name, word: entry.word,
     best: pointsOf(entry.best), points: pointsOf(entry.points), met: entry.met.length, known: entry.known }), marks: {} };
 }
 

@@ -1,11 +1,11 @@
 // The live stride explorer: what stride_explorer.py reads from torch, computed in the browser.
 
+import { worded } from "./drawing.js";
 import { addressesOf, firstLayout, placeOf, runChain } from "./chain.js";
 import { mount } from "./kit.js";
 import { prod, range, rowMajor } from "./layouts.js";
 import { grid, sceneOf, table, words } from "./paint.js";
 
-const filled = (sentence, values = {}) => sentence.replace(/\{(\w+)\}/g, (_, key) => values[key]);
 const joined = (numbers) => numbers.join(", ");
 
 // ---- the first tensor and the chains ------------------------------------------------------------
@@ -91,7 +91,7 @@ function logical(data, state, seen, id, layout, verdict, notes = []) {
   const { shape } = layout, held = originsOf(layout), order = orderOf(shape), { says, letters } = data;
   const fills = order.map((flat) => flat < 0 ? "void" : fillOf(state, seen, held[flat]));
   const labels = order.map((flat) => flat < 0 ? "" : labelOf(state, seen, held[flat]));
-  let [rows, cols, row_block, col_block] = [[], [], 0, 0], title = filled(says.logical, { shape: joined(shape) });
+  let [rows, cols, row_block, col_block] = [[], [], 0, 0], title = worded(says.logical, { shape: joined(shape) });
   if (shape.length < 2) {
     const width = Math.min(16, held.length);
     rows = range(0, order.length / width).map((i) => String(i * width));
@@ -104,7 +104,7 @@ function logical(data, state, seen, id, layout, verdict, notes = []) {
     });
     [row_block, col_block] = [down.length > 1 ? shape.at(-2) : 0, across.length > 1 ? shape.at(-1) : 0];
     const named = (axes) => axes.map((axis) => letters[axis]).join("");
-    title = filled(says.logical_axes, { shape: joined(shape), rows: named(down), cols: named(across) });
+    title = worded(says.logical_axes, { shape: joined(shape), rows: named(down), cols: named(across) });
   }
   return grid(id, title, rows, cols, fills, labels, { verdict, row_block, col_block, notes });
 }
@@ -115,28 +115,28 @@ function storage(data, state, seen, id, layout) {
   const width = Math.min(steps.length ? Math.max(...steps) : 16, count), pad = (width - (count % width)) % width;
   const fills = layout.cells.map((cell, i) => read.has(cell) ? fillOf(state, seen, layout.origin[i]) : "none");
   const labels = layout.origin.map((number) => labelOf(state, seen, number));
-  const notes = count > read.size ? [filled(says.unread_cells, { count: count - read.size })] : [];
-  return grid(id, filled(layout.made ? says.storage_copied : says.storage, { size: layout.size }),
+  const notes = count > read.size ? [worded(says.unread_cells, { count: count - read.size })] : [];
+  return grid(id, worded(layout.made ? says.storage_copied : says.storage, { size: layout.size }),
     range(0, Math.ceil(count / width)).map((i) => `@${layout.cells[i * width]}`), range(0, width).map((i) => `+${i}`),
     [...fills, ...Array(pad).fill("void")], [...labels, ...Array(pad).fill("")], { notes });
 }
 
 function compare(data, right, wrong) {
   if (joined(right.shape) !== joined(wrong.shape)) {
-    return filled(data.says.other_shape, { right: joined(right.shape), wrong: joined(wrong.shape) });
+    return worded(data.says.other_shape, { right: joined(right.shape), wrong: joined(wrong.shape) });
   }
   const [ours, theirs] = [right, wrong].map(originsOf), differ = ours.filter((number, i) => number !== theirs[i]).length;
-  return filled(differ ? data.says.differ : data.says.agree, { differ, total: ours.length });
+  return worded(differ ? data.says.differ : data.says.agree, { differ, total: ours.length });
 }
 
 export function scene(data, state) {
   const { says, letters } = data, seen = look(data, state), { layouts, shown, wrong, refusal, wrongRefusal } = seen;
-  const stored = (layout, first) => layout.copied ? filled(says.copied, { bytes: layout.copied }) : first ? "" : says.same;
+  const stored = (layout, first) => layout.copied ? worded(says.copied, { bytes: layout.copied }) : first ? "" : says.same;
   const rows = layouts.map((layout, i) => [String(i), layout.op || says.first, `[${joined(layout.shape)}]`,
     `(${joined(layout.strides)})`, String(layout.offset), layout.contiguous ? "yes" : "no", stored(layout, i === 0)]);
   const formula = [String(shown.offset), ...shown.strides.map((stride, i) => `${letters[i]}·${stride}`)].join(" + ");
   const parts = [table("steps", says.steps, says.columns, rows, { now: seen.now }),
-    words("formula", [filled(says.formula, { formula }), ...data.notes])];
+    words("formula", [worded(says.formula, { formula }), ...data.notes])];
   if (refusal) parts.push(words("refusal", [refusal], true));
   const notes = wrong && !wrongRefusal && !refusal ? [compare(data, layouts.at(-1), wrong)] : [];
   parts.push(logical(data, state, seen, "logical", shown, wrong ? "right" : ""));
@@ -146,7 +146,7 @@ export function scene(data, state) {
   }
   parts.push(storage(data, state, seen, "storage", shown));
   if (wrong && wrong.made !== shown.made) parts.push(storage(data, state, seen, "wrong_storage", wrong));
-  const said = filled(says.alt, { op: shown.op || says.first, shape: joined(shown.shape), strides: joined(shown.strides),
+  const said = worded(says.alt, { op: shown.op || says.first, shape: joined(shown.shape), strides: joined(shown.strides),
     offset: shown.offset, storage: stored(shown, false) });
   return sceneOf([said, refusal, ...notes].filter(Boolean).join(" "), parts);
 }
@@ -160,7 +160,7 @@ export function probe(data, state, part, index) {
     if (index >= layout.cells.length) return null;
     const readers = addresses.flatMap((address, flat) => place(address) === index ? [flat] : []);
     const drawn = new Map(order.map((flat, i) => [flat, i]));
-    const text = filled(says[readers.length ? "read_by" : "unread"], { address: layout.cells[index],
+    const text = worded(says[readers.length ? "read_by" : "unread"], { address: layout.cells[index],
       holds: holdsOf(data, seen, layout.origin[index]), count: readers.length,
       readers: readers.slice(0, 6).map((flat) => `[${joined(indexOf(flat, layout.shape))}]`).join(" ")
         + (readers.length > 6 ? " …" : "") });
@@ -170,10 +170,10 @@ export function probe(data, state, part, index) {
   if (flat < 0) return null;
   const at = indexOf(flat, layout.shape), address = addresses[flat];
   const sum = [String(layout.offset), ...at.map((i, axis) => `${i}·${layout.strides[axis]}`)].join(" + ");
-  let text = filled(says.cell, { index: joined(at), sum, address, holds: holdsOf(data, seen, layout.origin[place(address)]) });
+  let text = worded(says.cell, { index: joined(at), sum, address, holds: holdsOf(data, seen, layout.origin[place(address)]) });
   if (flat + 1 < addresses.length) {
     const jump = addresses[flat + 1] - address;
-    text += ` ${filled(says.jump, { jump: jump >= 0 ? `+${jump}` : `−${-jump}` })}`;
+    text += ` ${worded(says.jump, { jump: jump >= 0 ? `+${jump}` : `−${-jump}` })}`;
   }
   return { text, marks: { [line]: [place(address)] }, tip: `${address}` };
 }
