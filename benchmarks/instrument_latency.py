@@ -21,7 +21,15 @@ import torch
 from playwright.sync_api import sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from mha_lab.instruments import AttentionDesk, StrideExplorer  # noqa: E402
+from mha_lab.instruments import (  # noqa: E402
+    AdjointFlow,
+    AttentionDesk,
+    CacheDesk,
+    EvidenceLadder,
+    KernelDesk,
+    LifecycleStepper,
+    StrideExplorer,
+)
 from tests.instruments.standalone import page as page_html  # noqa: E402
 
 WATCH = """(types) => {
@@ -91,6 +99,17 @@ def cases():
             "mask cell by click": click("mask", .02), "mask cell by key": keys("[data-part=head0]", "Enter"),
             "cursor by key": keys("[data-part=head0]", "ArrowRight", "ArrowDown", "ArrowLeft", "ArrowUp"),
             "pointer": hover("head0"), "view": keys("input[value=who]", "ArrowRight")}
+    yield "cache desk, meter", CacheDesk(), {}, {"slider": keys("[data-control=heads]", "ArrowLeft", "ArrowRight")}
+    yield "cache desk, 128 heads of 64", CacheDesk(), {"view": "head-map", "heads": 128, "kv_heads": 64}, {
+        "slider": keys("[data-control=kv_heads]", "ArrowLeft", "ArrowRight"), "pointer": hover("right")}
+    yield "adjoint flow", AdjointFlow(), {"drop": "k"}, {
+        "output by key": keys("[data-part=output]", "ArrowRight", "Enter", "ArrowLeft", "Enter")}
+    yield "lifecycle", LifecycleStepper(), {}, {
+        "call": keys("[data-name=inference] button:last-child", "Enter"), "cursor by key": keys(
+            "[data-part=machine]", "ArrowDown", "ArrowRight")}
+    yield "kernel desk", KernelDesk(), {"kernel": "decode", "block": 2}, {
+        "slider": keys("[data-control=program]", "ArrowRight", "ArrowLeft"), "pointer": hover("in")}
+    yield "evidence ladder", EvidenceLadder(), {}, {"cursor by key": keys("[data-part=ladder]", "ArrowDown", "ArrowUp")}
     yield "attention desk, 4096 pairs, rank", desk, {"view": "rank"}, {"mask cell by click": click("mask", .02)}
 
 
