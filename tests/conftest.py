@@ -11,7 +11,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 ALONE = "test_texts_run.py"  # each of its tests is long, and shares nothing
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(wrapper=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
     able, why = walls_available()
     for item in items:
@@ -21,6 +21,7 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="no Chromium found"))
         if not able and item.get_closest_marker("walls"):
             item.add_marker(pytest.mark.skip(reason=why))
+    return (yield)
 
 
 def _shares(item) -> str:
