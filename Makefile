@@ -37,7 +37,7 @@ lab: .venv/installed
 
 test: .venv/installed-test
 	mha build
-	OMP_NUM_THREADS=1 .venv/bin/python -m pytest --numprocesses auto --dist loadgroup $(ARGS)
+	OMP_NUM_THREADS=1 .venv/bin/python -m pytest --numprocesses auto $(ARGS)
 
 build: .venv/installed
 	mha build

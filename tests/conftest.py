@@ -8,28 +8,29 @@ from autograder.sandbox import Limits, walls_available
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
-ALONE = "test_texts_run.py"  # each of its tests is long, and shares nothing
-
-
-@pytest.hookimpl(wrapper=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
     able, why = walls_available()
     for item in items:
-        if item.path.name != ALONE:
-            item.add_marker(pytest.mark.xdist_group(_shares(item)))
         if CHROMIUM is None and item.get_closest_marker("browser"):
             item.add_marker(pytest.mark.skip(reason="no Chromium found"))
         if not able and item.get_closest_marker("walls"):
             item.add_marker(pytest.mark.skip(reason=why))
-    return (yield)
 
 
-def _shares(item) -> str:
-    """What the tests that one process should run have in common: an exercise's known programs, or a file's fixtures."""
-    if item.path.name == "test_exercises.py" and hasattr(item, "callspec"):
-        params = item.callspec.params
-        return (params["pair"][0] if "pair" in params else params["exercise"]).name
-    return item.path.name
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Tests that share something run in one process: an exercise's known programs, or a file's fixtures."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByWhatTheyShare(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file, _, test = nodeid.partition("::")
+            if file.endswith("test_texts_run.py"):  # each is long, and shares nothing
+                return nodeid
+            if file.endswith("test_exercises.py") and "[" in test:
+                return test.split("[")[1].split("-")[0].rstrip("]")
+            return file
+    return ByWhatTheyShare(config, log)
 
 
 @pytest.fixture(scope="session")
