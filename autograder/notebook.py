@@ -69,7 +69,7 @@ def _look_at_layout(report: Report) -> None:
     reading = report.figure and report.figure.reading
     if report.status != "failed" or not reading:
         return
-    from mha_lab.instruments import StrideExplorer, show
+    from mha_lab.instruments import StrideExplorer
 
     sides = []
     for offset, *strides in (reading.expected, reading.holds):

@@ -53,7 +53,7 @@ def test_the_panel_follows_the_file(workspace, shown, lab, monkeypatch):
 
 def test_the_explorer_opens_where_the_layout_is_the_evidence(workspace, shown, lab, monkeypatch):
     opened = []
-    monkeypatch.setattr("mha_lab.instruments.show", lambda explorer, **state: opened.append(explorer))
+    monkeypatch.setattr(notebook, "show", lambda explorer, **state: opened.append(explorer))
     lab("warmup", TOKENS)
     notebook.check("identity_heads")
     (explorer,) = opened

@@ -10,6 +10,8 @@ number, split by the path that it took. In a self-attention call the three paths
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -48,7 +50,7 @@ class AdjointFlow(Instrument):
     def _forward(self, call: str, mask: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """(the rows that start each path, the tensors on the way), float64, with a graph."""
         draw = torch.Generator().manual_seed(self._seed)
-        normal = lambda *shape: torch.randn(*shape, generator=draw, dtype=torch.float64)  # noqa: E731
+        normal = partial(torch.randn, generator=draw, dtype=torch.float64)
         target, source = normal(1, T, M), normal(1, S, M)
         weights = {role: normal(M, M) * scale for role, scale in zip("qkvo", (0.8, 0.8, 0.5, 0.5), strict=True)}
         rows = {"q": target, "k": source, "v": source} if call == "cross" else dict.fromkeys("qkv", target)

@@ -22,23 +22,21 @@ FIELDS = ("request", "source_release", "memory_digest", "checkpoint", "layer", "
           "position_policy", "kv_heads", "d_qk", "d_v", "source_len", "dtype", "device", "layout", "shard",
           "creation_mode")
 
-# call: (its short name, the states it is legal in, the state after it or "" for the same, what it needs)
-CALLS: dict[str, tuple[str, tuple[str, ...], str, str]] = {
-    "bind": ("bind", ("EMPTY",), "SOURCE_BOUND", "bind needs an empty slot"),
-    "project_training": ("project_training", ("SOURCE_BOUND",), "PROJECTED_EPHEMERAL",
-                         "nothing to project: bind first"),
-    "consume_training": ("consume_training", ("PROJECTED_EPHEMERAL",), "BACKWARD_PENDING",
-                         "only a training pair is consumed"),
-    "finish_backward": ("finish_backward", ("BACKWARD_PENDING",), "RELEASED", "no backward pass is pending"),
-    "project": ("project", ("SOURCE_BOUND",), "PROJECTED", "nothing to project: bind first"),
-    "attach": ("attach", ("PROJECTED",), "ATTACHED", "attach needs a projected inference pair"),
-    "share_beams": ("share_beams", ("ATTACHED",), "BEAM_SHARED", "beams need an attached pair"),
-    "expand_beams": ("expand_beams", ("ATTACHED",), "BEAM_EXPANDED", "beams need an attached pair"),
-    "reorder": ("reorder", BEAMS, "", "there are no beams to reorder"),
-    "rollback_target": ("rollback_target", READABLE, "", "there is no target cache to roll back"),
-    "drift": ("drift", ("PROJECTED", *READABLE), "INVALIDATED", "drift is a matter of inference pairs"),
-    "read": ("read", READABLE, "", "read needs an attached pair"),
-    "release": ("release", ("PROJECTED", *READABLE, "INVALIDATED"), "RELEASED", "there is nothing to release"),
+# call: (the states it is legal in, the state after it or "" for the same, what it needs)
+CALLS: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "bind": (("EMPTY",), "SOURCE_BOUND", "bind needs an empty slot"),
+    "project_training": (("SOURCE_BOUND",), "PROJECTED_EPHEMERAL", "nothing to project: bind first"),
+    "consume_training": (("PROJECTED_EPHEMERAL",), "BACKWARD_PENDING", "only a training pair is consumed"),
+    "finish_backward": (("BACKWARD_PENDING",), "RELEASED", "no backward pass is pending"),
+    "project": (("SOURCE_BOUND",), "PROJECTED", "nothing to project: bind first"),
+    "attach": (("PROJECTED",), "ATTACHED", "attach needs a projected inference pair"),
+    "share_beams": (("ATTACHED",), "BEAM_SHARED", "beams need an attached pair"),
+    "expand_beams": (("ATTACHED",), "BEAM_EXPANDED", "beams need an attached pair"),
+    "reorder": (BEAMS, "", "there are no beams to reorder"),
+    "rollback_target": (READABLE, "", "there is no target cache to roll back"),
+    "drift": (("PROJECTED", *READABLE), "INVALIDATED", "drift is a matter of inference pairs"),
+    "read": (READABLE, "", "read needs an attached pair"),
+    "release": (("PROJECTED", *READABLE, "INVALIDATED"), "RELEASED", "there is nothing to release"),
 }
 # what a button does: (its label, the call, why it is refused where the call itself would be legal)
 MOVES: dict[str, tuple[str, str, str]] = {
@@ -113,7 +111,7 @@ class LifecycleStepper(Instrument):
     def scene(self, state: dict) -> dict:
         now = self.after(state["history"], state["field"])
         cells = [(call, state) for call in CALLS for state in STATES]
-        legal = [state in CALLS[call][1] for call, state in cells]
+        legal = [state in CALLS[call][0] for call, state in cells]
         fills = ["none" if not is_legal else "good" if state == now["state"] else "w2"
                  for (_, state), is_legal in zip(cells, legal, strict=True)]
         cols = [f"▶{label}" if name == now["state"] else label for name, label in STATES.items()]
@@ -142,7 +140,7 @@ class LifecycleStepper(Instrument):
 
 def _refusal(now: dict, move: str, call: str, why: str) -> str:
     """Why a move is refused, or nothing."""
-    _, legal, _, needs = CALLS[call]
+    legal, _, needs = CALLS[call]
     if now["state"] not in legal:
         return SAYS["is"].format(why=needs, state=now["state"])
     if move == "consume_training" and now["made"] != now["version"]:
@@ -154,7 +152,7 @@ def _refusal(now: dict, move: str, call: str, why: str) -> str:
 
 def _move(now: dict, move: str, call: str) -> str:
     """Carries a legal move out, and says what came of it."""
-    now["state"] = CALLS[call][2] or now["state"]
+    now["state"] = CALLS[call][1] or now["state"]
     if call in ("project", "project_training"):
         now["made"] = now["version"]
     if call in ("share_beams", "expand_beams"):

@@ -1,13 +1,17 @@
 """Runs the browser side of an instrument against cases that its torch-backed model made, under node."""
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
+
+import pytest
 
 from mha_lab.instruments import esm
 from mha_lab.instruments.kit import FILLS, Instrument
 from mha_lab.instruments.paint import paint_bars, paint_grid
 
+needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 SCRIPT = Path(__file__).with_name("agreement.mjs")
 
 

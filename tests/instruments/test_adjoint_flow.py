@@ -1,6 +1,5 @@
 """Adjoint flow: gradients by path, from autograd; the browser makes the same scenes."""
 import itertools
-import shutil
 
 import pytest
 import torch
@@ -8,13 +7,13 @@ from playwright.sync_api import expect
 
 from mha_lab.instruments.adjoint_flow import CALLS, DROPS, MASKS, AdjointFlow, M, T, total
 
-from .kit import assert_agreement
+from .kit import assert_agreement, needs_node
 
 STATES = [{"call": call, "mask": mask, "cell": cell, "drop": drop}
           for call, mask, drop, cell in itertools.product(CALLS, MASKS, DROPS, (0, 5, 11))]
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+@needs_node
 def test_the_browser_makes_the_same_scenes(tmp_path):
     flow = AdjointFlow()
     assert_agreement(flow, STATES, tmp_path)

@@ -2,7 +2,6 @@
 
 import math
 import random
-import shutil
 
 import pytest
 import torch
@@ -12,9 +11,7 @@ from torch.nn import functional as F
 from mha_lab.instruments import AttentionDesk
 from mha_lab.instruments.desk_text import MASKS, VIEWS
 
-from .kit import assert_agreement, node
-
-needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+from .kit import assert_agreement, needs_node, node
 
 
 def labels(desk, part, **state) -> dict[str, list[str]]:

@@ -1,6 +1,5 @@
 """The cache desk: exact bytes for every scheme, published sizes, and the browser beside it."""
 import itertools
-import shutil
 
 import pytest
 import torch
@@ -9,14 +8,14 @@ from playwright.sync_api import expect
 from mha_lab.instruments.cache_desk import CHOICES, LENGTHS, SCHEMES, VIEWS, CacheDesk, sizes_of
 from mha_lab.models import PUBLISHED
 
-from .kit import assert_agreement
+from .kit import assert_agreement, needs_node
 
 
 def parts(desk, **changes):
     return {part["id"]: part for part in desk.scene(desk.state(**changes))["parts"]}
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+@needs_node
 def test_the_browser_makes_the_same_scenes(tmp_path):
     desk = CacheDesk()
     states = [desk.state(model=model) for model in PUBLISHED]

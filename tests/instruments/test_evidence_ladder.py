@@ -1,6 +1,5 @@
 """The evidence ladder agrees with session 08, and the browser with it."""
 import itertools
-import shutil
 
 import pytest
 from playwright.sync_api import expect
@@ -9,12 +8,12 @@ from mha_lab.instruments.evidence_ladder import RUNGS, EvidenceLadder
 from mha_lab.records_evidence import CLAIMS, KINDS
 from solutions.evidence import supports
 
-from .kit import assert_agreement
+from .kit import assert_agreement, needs_node
 
 PAIRS = [{"kind": kind, "claim": claim} for kind, claim in itertools.product(KINDS, CLAIMS)]
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+@needs_node
 def test_the_browser_climbs_the_same_ladder(tmp_path):
     assert_agreement(EvidenceLadder(), PAIRS, tmp_path)
 

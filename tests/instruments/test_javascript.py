@@ -3,12 +3,10 @@
 import json
 import os
 import random
-import shutil
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
 
-import pytest
 import torch
 
 from mha_lab.instruments import esm
@@ -17,9 +15,10 @@ from mha_lab.instruments.figures import shown
 from mha_lab.instruments.shape_machine import STAGE_IDS, ShapeMachine, divisors
 from mha_lab.instruments.shape_text import SENTENCES, SPEC
 
+from .kit import needs_node
+
 FACTS = ("shape", "strides", "offset", "contiguous", "shares_storage", "elements", "bytes", "macs", "weights",
          "biases")
-needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 
 
 def some_machines() -> list[dict]:

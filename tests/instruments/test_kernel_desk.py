@@ -1,6 +1,5 @@
 """The kernel desk: index lists that cover the tensors, traffic counted from them, and the browser beside it."""
 import itertools
-import shutil
 
 import pytest
 import torch
@@ -8,12 +7,12 @@ from playwright.sync_api import expect
 
 from mha_lab.instruments.kernel_desk import BLOCKS, COLS, ROWS, VARIANTS, D, H, KernelDesk, T
 
-from .kit import assert_agreement
+from .kit import assert_agreement, needs_node
 
 RUNS = [(kernel, variant, block) for kernel, two in VARIANTS.items() for variant in two for block in BLOCKS]
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+@needs_node
 def test_the_browser_makes_the_same_scenes(tmp_path):
     desk = KernelDesk()
     states = [desk.state(kernel=kernel, variant=variant, block=block, program=program, ridge=ridge)

@@ -1,16 +1,13 @@
 """The kit: scenes of plain data, painted alike in Python and in the browser."""
 
 import random
-import shutil
 from xml.etree import ElementTree
 
 import pytest
 
 from mha_lab.instruments.kit import FILLS, Instrument, bars, fixed, grid, scene, share, signed, table, words
 
-from .kit import assert_painted, node
-
-needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+from .kit import assert_painted, needs_node, node
 
 
 def some_grids() -> list[dict]:

@@ -1,13 +1,12 @@
 """The progress map: one cell an exercise, mistakes met and beaten."""
 import random
-import shutil
 
 import pytest
 from playwright.sync_api import expect
 
 from mha_lab.instruments.progress_map import ProgressMap
 
-from .kit import assert_agreement
+from .kit import assert_agreement, needs_node
 
 
 def entry(name, status="not_started", best=0, met=(), beaten=()):
@@ -24,7 +23,7 @@ def some_map():
                         {"number": "01", "title": "The <shape> machine", "exercises": second}])
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+@needs_node
 def test_the_browser_draws_the_same_map(tmp_path):
     rng = random.Random(1)
     drawn = some_map()

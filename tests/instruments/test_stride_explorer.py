@@ -1,7 +1,6 @@
 """The stride explorer: its numbers are torch's, and the browser makes the same scenes."""
 
 import random
-import shutil
 
 import pytest
 import torch
@@ -10,9 +9,8 @@ from mha_lab.instruments import StrideExplorer
 from mha_lab.instruments.chain import MOST_CELLS, first, run
 from mha_lab.instruments.stride_text import EXAMPLES, SAYS
 
-from .kit import assert_agreement
+from .kit import assert_agreement, needs_node
 
-needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 OPS = ["transpose(0, 1)", "transpose(-1, 0)", "transpose(1, 4)", "contiguous()", "permute(2, 0, 1)", "permute(1, 0)",
        "permute(0, 0, 1)", "unsqueeze(1)", "unsqueeze(-1)", "unsqueeze(9)", "flatten()", "flatten(1)", "flatten(1, 2)",
        "flatten(2, 1)", "view(T, -1)", "view(6, 4)", "view(B, T, H)", "view(0, 3)", "reshape(-1)", "reshape(H, -1)",

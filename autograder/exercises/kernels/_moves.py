@@ -6,8 +6,7 @@ import torch
 from ... import expect
 from ...coordinates import coded
 from ...exercise import CONTRACT
-from ...lab import Mismatch
-from ...triton_lab import guarded, run, sound, traffic
+from ...triton_lab import guarded, run, sound, sound_beside, traffic
 from ._triton import cdiv, jit, power_of_2, tl
 
 WHOLE = dict(batch=2, head=3, token=64, channel=16)
@@ -26,14 +25,8 @@ def source(order, axes, dtype=torch.float32) -> torch.Tensor:
 def moved(lab, name, given, args, want, axes, order, what, names, split=()):
     """A watched call, compared address by address."""
     got = run(lab, name, given, *args)
-    try:
+    with sound_beside(lab):
         expect.layout(got, want, {n: axes[n] for n in order}, what, names, split)
-    except Mismatch:
-        facts = lab.last.counts
-        if facts["outside"] or facts["races"]:
-            sound(lab)
-        raise
-    sound(lab)
     return got
 
 

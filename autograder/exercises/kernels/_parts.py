@@ -7,9 +7,8 @@ import torch
 
 from ... import expect
 from ...exercise import CONTRACT
-from ...lab import Mismatch
 from ...standard import normal
-from ...triton_lab import TritonExercise, guarded, run, sound
+from ...triton_lab import TritonExercise, guarded, run, sound_beside
 
 CLOSE = {torch.float32: 1e-5, torch.float16: 4e-3}
 
@@ -28,14 +27,8 @@ def faithful(lab, name: str, *args, want: torch.Tensor, what: str = "the result"
     """A watched call: its values, and then where it reached."""
     got = run(lab, name, *args, **kwargs)
     first = expect_tensor_first(got)
-    try:
+    with sound_beside(lab):
         close(first, want, args[0].dtype, what, names)
-    except Mismatch as wrong:
-        facts = lab.last.counts
-        if facts["outside"] or facts["races"]:
-            sound(lab)  # the cause rather than the effect
-        raise wrong
-    sound(lab)
     return got
 
 

@@ -2,9 +2,10 @@
 
 import { worded } from "./drawing.js";
 import { mount } from "./kit.js";
+import { range } from "./layouts.js";
 import { fixed, grid, sceneOf, signed, table, words } from "./paint.js";
 
-const flowRows = (letter, count) => Array.from({ length: count }, (_, i) => `${letter}${i}`);
+const flowRows = (letter, count) => range(0, count).map((i) => `${letter}${i}`);
 const carries = (value) => Math.abs(value) > 1e-6;
 
 function gradientGrid(data, id, title, values, call, largest, verdict = "") {
@@ -30,7 +31,7 @@ export function scene(data, state) {
   const flow = data.flows[`${call} ${state.mask}`], roles = Object.keys(data.paths);
   const grads = Object.fromEntries(roles.map((role) => [role, flow.paths[role][cell]]));
   let largest = Math.max(...roles.flatMap((role) => grads[role].map(Math.abs)));
-  const out = `output[${Math.floor(cell / M)},${cell % M}]`, cells = Array.from({ length: T * M }, (_, i) => i);
+  const out = `output[${Math.floor(cell / M)},${cell % M}]`, cells = range(0, T * M);
   const parts = [grid("output", `output: ${out}`, flowRows("t", T), flowRows("c", M),
     cells.map((i) => i === cell ? "t1" : "none"), cells.map((i) => i === cell ? "1" : ""))];
   for (const role of roles) parts.push(gradientGrid(data, role, data.paths[role], grads[role], call, largest));

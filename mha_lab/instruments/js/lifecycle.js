@@ -7,7 +7,7 @@ import { grid, sceneOf, table, words } from "./paint.js";
 const listed = (numbers) => `[${numbers.join(",")}]`;
 
 function refusalOf(data, now, move, call, why) {
-  const [, legal, , needs] = data.calls[call], { says } = data;
+  const [legal, , needs] = data.calls[call], { says } = data;
   if (!legal.includes(now.state)) return worded(says.is, { why: needs, state: now.state });
   if (move === "consume_training" && now.made !== now.version) {
     return worded(says.version, { made: now.made, now: now.version });
@@ -17,7 +17,7 @@ function refusalOf(data, now, move, call, why) {
 }
 
 function carryOut(data, now, move, call) {
-  now.state = data.calls[call][2] || now.state;
+  now.state = data.calls[call][1] || now.state;
   if (call === "project" || call === "project_training") now.made = now.version;
   if (call === "share_beams" || call === "expand_beams") now.rows = data.map.map((_, i) => i);
   if (move === "reorder") now.rows = data.order.map((row) => now.rows[row]);
@@ -45,7 +45,7 @@ export function after(data, history, field) {
 
 export function scene(data, state) {
   const now = after(data, state.history, state.field), calls = Object.keys(data.calls), { says } = data;
-  const cells = calls.flatMap((call) => Object.keys(data.states).map((name) => [name, data.calls[call][1].includes(name)]));
+  const cells = calls.flatMap((call) => Object.keys(data.states).map((name) => [name, data.calls[call][0].includes(name)]));
   const fills = cells.map(([name, legal]) => !legal ? "none" : name === now.state ? "good" : "w2");
   const cols = Object.entries(data.states).map(([name, label]) => name === now.state ? `▶${label}` : label);
   const lines = [worded(says.now, { state: now.state })], last = state.history.at(-1) ?? "";
@@ -69,7 +69,7 @@ export function scene(data, state) {
 
 export function probe(data, state, part, index) {
   const states = Object.keys(data.states), row = states[index % states.length];
-  const call = Object.keys(data.calls)[Math.floor(index / states.length)], [, legal, next, needs] = data.calls[call];
+  const call = Object.keys(data.calls)[Math.floor(index / states.length)], [legal, next, needs] = data.calls[call];
   return { text: legal.includes(row) ? worded(data.says.legal, { call, state: row, next: next || row })
     : worded(data.says.illegal, { call, state: row, why: needs }), marks: {} };
 }

@@ -2,6 +2,7 @@
 
 import { worded } from "./drawing.js";
 import { mount } from "./kit.js";
+import { range } from "./layouts.js";
 import { fixed, grid, sceneOf, table, words } from "./paint.js";
 
 const pointsOf = (value) => fixed(value, Number.isInteger(value) ? 0 : 1);
@@ -20,7 +21,7 @@ export function scene(data, state) {
     met: mistakes(says, total((entry) => entry.met.length)), beaten: total((entry) => entry.beaten.length) });
   const shown = sessions[state.session];
   return sceneOf(said, [words("sum", [said]),
-    grid("map", "exercises, session by session", rows, Array.from({ length: wide }, (_, i) => String(i + 1)),
+    grid("map", "exercises, session by session", rows, range(1, wide + 1).map(String),
       padded(look, "void"), padded((entry) => entry.mark, "")),
     table("session", `${shown.number} ${shown.title}`, ["exercise", "last check", "points", "mistakes met (✓ beaten)"],
       shown.exercises.map((entry) => [entry.name, entry.word, `${pointsOf(entry.best)} of ${pointsOf(entry.points)}`,
